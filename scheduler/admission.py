@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Admission and headroom arithmetic: pure functions over token and block counts.
+
+A request is admitted by what it will hold at its worst once its dead tokens are reclaimed, not by
+its prompt. ``steps`` is the number of steps in flight + 1: a death and the return of its block
+are that far apart.
+"""
+
+from dataclasses import dataclass
+
+from vtoken.options import EvictionOptions
+
+
+def blocks_for(num_tokens: int, block_size: int) -> int:
+    return -(-num_tokens // block_size)
+
+
+def worst_live(options: EvictionOptions, num_prompt_tokens: int, full_tokens: int) -> int:
+    """Most live tokens a request of ``full_tokens`` in the end can be left with by its policy."""
+    protected = options.sinks + options.recent
+    if options.protect_prompt:
+        protected = max(protected, num_prompt_tokens + options.recent)
+    # Below evict_after_tokens the policy does not run at all.
+    floor = max(protected, options.evict_after_tokens)
+    return min(full_tokens, max(floor, options.live_target(full_tokens)))
+
+
+def chunk_limit(live: int, prefill_tokens: int, block_size: int) -> int:
+    """Most prompt tokens to compute in one step; 0 means no limit.
+
+    A prompt that fits into what may live is computed as the engine likes. A longer one goes in
+    chunks of a quarter of that, in whole blocks, so that it never holds much more.
+    """
+    if prefill_tokens <= live:
+        return 0
+    return max(block_size, live // 4 // block_size * block_size)
+
+
+def worst_blocks(live: int, growth: int, block_size: int) -> int:
+    """Private blocks that a request holds at its worst: what lives, what arrives between two
+    reclaims, and one for the partial tail and the last destination.
+
+    Args:
+        growth: tokens that can arrive between two reclaims (``growth_tokens``).
+    """
+    return blocks_for(live + growth, block_size) + 1
+
+
+def growth_tokens(steps: int, tick_tokens: int, chunk: int) -> int:
+    """Tokens between two reclaims: a chunk is followed by a tick, decoding ticks every so often."""
+    return steps * chunk if chunk else tick_tokens + steps
+
+
+def headroom_blocks(num_blocks: int, fraction: float) -> int:
+    """Blocks kept free for destinations: a count that admission respects, no parked block."""
+    return -int(-num_blocks * fraction // 1)
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Blocks wanted beyond those held, of one request or summed over many.
+
+    Attributes:
+        capped: up to the cap, given that reclamation works.
+        full: up to the whole length, without any reclamation.
+    """
+
+    capped: int
+    full: int
+
+
+def required_blocks(new: Demand, owed: Demand, headroom: int) -> int:
+    """Free blocks that admitting ``new`` takes, when running requests are still owed ``owed``.
+
+    Either everything fits at its cap beside the headroom, or everything fits at full length and
+    nothing ever needs to be reclaimed. The second way keeps the promise that a replica admits at
+    least as many requests as one that does not evict.
+    """
+    return min(new.capped + owed.capped + headroom, new.full + owed.full)
+
+
+def most_admitted(num_blocks: int, cap: int, full: int, headroom: int) -> int:
+    """How many equal requests run at once in ``num_blocks`` blocks."""
+    count, held = 0, Demand(0, 0)
+    while required_blocks(Demand(cap, full), held, headroom) <= num_blocks:
+        count += 1
+        held = Demand(count * cap, count * full)
+    return count

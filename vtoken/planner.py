@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When to reclaim and from whom: stages 1-3 up to the choice of blocks (paper section 3.3)."""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from vtoken.backends import BACKENDS, Draft, Limits
+from vtoken.options import ReplicaOptions
+from vtoken.request import EvictingRequest
+
+# Drafts per step: the planner's checks are spread over steps (paper section 3.3, stage 1).
+MAX_DRAFTS = 16
+NO_LIMIT = 2**31 - 1
+
+
+class BlockPort(Protocol):
+    """What reclamation needs to know of, and do to, the engine's block accounting."""
+
+    def num_blocks(self) -> int:
+        """Blocks that requests can ever hold."""
+        ...
+
+    def num_free(self) -> int: ...
+
+    def take(self, count: int) -> list[int]:
+        """Allocate ``count`` blocks as destinations; the caller knows they are free."""
+        ...
+
+    def give_back(self, block_ids: Sequence[int]) -> None:
+        """Return blocks to the pool; of unhashed ones the first is reused first."""
+        ...
+
+    def length(self, request_id: str) -> int:
+        """Tokens whose K/V exists once every step scheduled so far has run."""
+        ...
+
+    def row_from(self, request_id: str, start: int) -> list[int]:
+        """Block ids of the request's row from row index ``start`` on."""
+        ...
+
+    def private(self, request_id: str) -> npt.NDArray[np.bool_]:
+        """bool ``[blocks]``, a fresh array: which blocks of the row nobody else references."""
+        ...
+
+    def replace_row(self, request_id: str, block_ids: Sequence[int], shift: int) -> None:
+        """The row is ``block_ids`` from now on; neither takes nor returns blocks."""
+        ...
+
+    def growth(self) -> int:
+        """Blocks that running requests may need before a plan opened now can close."""
+        ...
+
+
+class Planner:
+    """Remembers which requests are worth a draft, and drafts."""
+
+    def __init__(self, options: ReplicaOptions, block_size: int, port: BlockPort) -> None:
+        self.options = options
+        self.block_size = block_size
+        self.port = port
+        self.backend = BACKENDS[options.backend]
+        self.draining = False
+        # Requests with dead tokens that no failed draft has seen yet (ordered sets) ...
+        self._dirty: dict[str, EvictingRequest] = {}
+        # ... and those of them whose F was above theta_f at their last tick.
+        self._wasteful: dict[str, EvictingRequest] = {}
+
+    def note(self, request: EvictingRequest) -> None:
+        """The request's dead tokens or its row changed: it is worth a draft again."""
+        table = request.table
+        if table.num_live < table.resident:
+            self._dirty[request.request_id] = request
+            if table.fragmentation > self.options.theta_f:
+                self._wasteful[request.request_id] = request
+
+    def forget(self, request_id: str) -> None:
+        self._dirty.pop(request_id, None)
+        self._wasteful.pop(request_id, None)
+
+    def drain(self, requests: Iterable[EvictingRequest]) -> None:
+        """From now on plan everything with a gain, until ``draining`` is False again."""
+        self.draining = True
+        self._dirty.update((r.request_id, r) for r in requests)
+
+    def settle(self, num_open_plans: int) -> None:
+        """End a drain once nothing has a gain and no plan is open."""
+        if self.draining and not self._dirty and not num_open_plans:
+            self.draining = False
+
+    def proposals(self, blocked: bool) -> list[tuple[EvictingRequest, Draft]]:
+        """Drafts to carry out now, best gain per moved token first; destinations are free.
+
+        Args:
+            blocked: an admission or an allocation waits for blocks.
+        """
+        candidates = [r for r in self._candidates(blocked) if r.open_plan is None]
+        if not candidates:
+            return []
+        # Running requests keep the blocks they are about to need.
+        available = max(0, self.port.num_free() - self.port.growth())
+        drafts = [(r, d) for r in candidates if (d := self._draft(r, available))]
+        drafts.sort(key=lambda item: -_gain_per_move(item[1], self.block_size))
+        chosen = []
+        for request, draft in drafts:
+            if draft.num_destinations <= available:
+                available -= draft.num_destinations
+                self.forget(request.request_id)
+                chosen.append((request, draft))
+            else:
+                self._requeue(request)
+        return chosen
+
+    def reclaimable(self, requests: Iterable[EvictingRequest]) -> int:
+        """Blocks that plans without limits would give back now."""
+        drafts = (self._try(request, Limits(NO_LIMIT, NO_LIMIT)) for request in requests)
+        return sum(draft.gain for draft in drafts if draft is not None)
+
+    def _candidates(self, blocked: bool) -> list[EvictingRequest]:
+        if not self._dirty:
+            return []
+        if self.draining:
+            return list(self._dirty.values())
+        low_water = self.options.low_water * self.port.num_blocks()
+        free = self.port.num_free()
+        if blocked or free <= low_water:
+            chosen = self._dirty
+        elif self.options.reclaim == "eager" or free <= 2 * low_water:
+            chosen = self._wasteful
+        else:
+            return []
+        return list(chosen.values())[:MAX_DRAFTS]
+
+    def _draft(self, request: EvictingRequest, available: int) -> Draft | None:
+        sources = NO_LIMIT if self.draining else self.options.batch_blocks
+        draft = self._try(request, Limits(sources, available))
+        if draft is None:
+            if self._try(request, Limits(sources, NO_LIMIT)):
+                self._requeue(request)  # only destinations are missing: try again next step
+            else:
+                self.forget(request.request_id)
+        return draft
+
+    def _try(self, request: EvictingRequest, limits: Limits) -> Draft | None:
+        table, request_id = request.table, request.request_id
+        new_blocks = self.port.row_from(request_id, len(table.block_ids))
+        table.sync_new_tokens(new_blocks, self.port.length(request_id))
+        movable = self.port.private(request_id)
+        movable[max(table.tail, 0) :] = False
+        return self.backend(table.block_live, movable, self.block_size, limits)
+
+    def _requeue(self, request: EvictingRequest) -> None:
+        """Move to the end, so that the next step's drafts start with others."""
+        for queue in (self._dirty, self._wasteful):
+            if queue.pop(request.request_id, None) is not None:
+                queue[request.request_id] = request
+
+
+def _gain_per_move(draft: Draft, block_size: int) -> float:
+    return draft.gain / (1 + draft.num_destinations * block_size)

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract between an eviction policy and the substrate.
+
+A policy scores the live tokens of ONE request; budget, protection and top-k live here, once.
+It never sees slots, blocks or the engine.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from vtoken.errors import OptionError
+
+Positions = npt.NDArray[np.int32]
+Scores = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+POLICY_GROUP = "vtoken.policies"
+
+
+@dataclass(frozen=True)
+class TokenView:
+    """What a policy sees of one request.
+
+    Attributes:
+        positions: int32 ``[num_tokens]``, place of each token in the text, in no promised order.
+        length: tokens of the request so far, evicted ones included.
+        num_prompt_tokens: how many of them the prompt has.
+    """
+
+    positions: Positions
+    length: int
+    num_prompt_tokens: int
+
+
+class Policy(Protocol):
+    """Scores tokens. A frozen dataclass whose fields are its knobs; holds no state."""
+
+    @property
+    def num_protected(self) -> int:
+        """Tokens that this policy itself never evicts, whatever the budget."""
+        ...
+
+    def score(self, view: TokenView) -> Scores:
+        """float64 ``[num_tokens]``, higher means keep. Must not depend on the view's order."""
+        ...
+
+
+def make_policy(name: str, seed: int, sinks: int) -> Policy:
+    """The policy called ``name``: one of ours, or an entry point of group ``vtoken.policies``.
+
+    Raises:
+        OptionError: no policy has this name.
+    """
+    from vtoken.policies import POLICIES
+
+    factory: Callable[..., Policy] | None = POLICIES.get(name)
+    if factory is None:
+        for point in entry_points(group=POLICY_GROUP, name=name):
+            factory = point.load()
+    if factory is None:
+        known = ", ".join(sorted(POLICIES))
+        raise OptionError(f"`policy`={name!r} is unknown; choose one of: {known}")
+    return factory(seed=seed, sinks=sinks)
+
+
+def protected_mask(view: TokenView, sinks: int, recent: int, prompt: bool) -> Mask:
+    """bool ``[num_tokens]``: tokens that no policy may evict."""
+    first_free = max(sinks, view.num_prompt_tokens if prompt else 0)
+    return (view.positions < first_free) | (view.positions >= view.length - recent)
+
+
+def choose_victims(
+    view: TokenView, scores: Scores, protected: Mask, num_victims: int
+) -> npt.NDArray[np.int64]:
+    """Rows of ``view`` to evict: exactly the ``num_victims`` lowest scores that are not
+    protected, or all of those if there are fewer. Ties fall to the lower position first, so
+    the outcome does not depend on the order of the rows.
+    """
+    if num_victims <= 0:
+        return np.empty(0, np.int64)
+    ranked = np.where(protected, np.inf, scores)
+    if num_victims >= ranked.size:
+        return np.flatnonzero(~protected)
+    threshold = np.partition(ranked, num_victims - 1)[num_victims - 1]
+    rows = np.flatnonzero(ranked <= threshold)
+    if rows.size == num_victims and threshold < np.inf:
+        return rows
+    # Ties at the threshold, or fewer candidates than victims: the slow, exact way.
+    order: npt.NDArray[np.int64] = np.lexsort((view.positions, ranked))[:num_victims]
+    chosen: npt.NDArray[np.int64] = order[~protected[order]]
+    return chosen

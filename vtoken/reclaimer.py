@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reclamation in one replica: the only author of evictions, plans, commits and aborts.
+
+begin_step   close open plans: COMMIT splices rows and frees sources, ABORT frees destinations
+(the engine schedules; finish and preemption call ``drop``, which aborts)
+end_step     run due policies, trigger, plan, take destinations -> the orders of this step
+"""
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from vtoken.audit import AuditTrail
+from vtoken.backends import Draft
+from vtoken.options import EvictionOptions, ReplicaOptions
+from vtoken.plan import NO_ORDERS, RelocationPlan, StepOrders, StepReport
+from vtoken.planner import BlockPort, Planner
+from vtoken.request import EvictingRequest, RequestTotals
+from vtoken.stats import ReclaimStats
+from vtoken.two_phase import TwoPhase, Verdict
+
+logger = logging.getLogger(__name__)
+
+
+class Reclaimer:
+    """Owns the token tables of the evicting requests and every open plan."""
+
+    def __init__(
+        self, options: ReplicaOptions, block_size: int, num_ranks: int, port: BlockPort
+    ) -> None:
+        self.options = options
+        self.block_size = block_size
+        self.port = port
+        self.planner = Planner(options, block_size, port)
+        self.two_phase = TwoPhase(num_ranks)
+        self.audit = AuditTrail(options.audit_dir)
+        self.stats = ReclaimStats()
+        self.requests: dict[str, EvictingRequest] = {}
+        self.totals: dict[str, RequestTotals] = {}
+        self._step = 0
+        self._next_plan_id = 0
+        self._next_incarnation = 0
+        self._due: dict[int, list[EvictingRequest]] = {}
+        self._started: dict[str, int] = {}
+        self._commits: list[int] = []
+        self._aborts: list[int] = []
+
+    # -- life of a request ---------------------------------------------------------------------
+
+    def start(
+        self, request_id: str, options: EvictionOptions, num_prompt_tokens: int, prefill_end: int
+    ) -> None:
+        """A request's row begins anew, first time or resumed. Its shift is 0."""
+        self._next_incarnation += 1
+        request = EvictingRequest(request_id, self._next_incarnation, options, self.block_size)
+        request.num_prompt_tokens = num_prompt_tokens
+        request.prefill_end = prefill_end
+        request.totals = self.totals.setdefault(request_id, RequestTotals())
+        self.requests[request_id] = request
+        self._started[request_id] = request.incarnation
+        self._due.setdefault(self._step, []).append(request)
+        self._record(request, "start")
+
+    def drop(self, request_id: str) -> None:
+        """A request loses its row (finish, preemption, reset): its open plan is aborted."""
+        request = self.requests.pop(request_id, None)
+        if request is None:
+            return
+        self.planner.forget(request_id)
+        if request.open_plan is not None:
+            self._abort(Verdict(request.open_plan, "dropped"), request)
+        if self._started.get(request_id) == request.incarnation:
+            # Begun and dropped within one step: no shard ever hears of this incarnation.
+            del self._started[request_id]
+        self._record(request, "drop")
+
+    def forget(self, request_id: str) -> None:
+        """A request is finished for good."""
+        self.totals.pop(request_id, None)
+
+    def report(self, report: StepReport) -> None:
+        """Votes that arrived with a step's output."""
+        self.two_phase.record(report)
+
+    # -- one step ------------------------------------------------------------------------------
+
+    def begin_step(self, step: int) -> None:
+        """Close what can be closed. Runs before the engine schedules, so that freed blocks serve
+        this very step and a splice precedes this step's own appends."""
+        self._step = step
+        for verdict in self.two_phase.verdicts():
+            plan = verdict.plan
+            request = self.requests[plan.request_id]
+            if verdict.reason is not None:
+                self._abort(verdict, request)
+            elif (gain := self._gain_now(plan)) < 1:
+                self._abort(Verdict(plan, "shared"), request)
+            else:
+                self._commit(plan, request, gain)
+
+    def end_step(self, blocked: bool) -> StepOrders:
+        """Run due policies, then plan.
+
+        Args:
+            blocked: an admission or an allocation waits for blocks.
+        """
+        for request in self._due.pop(self._step, ()):
+            if self.requests.get(request.request_id) is request:
+                self._visit(request)
+        prepares = [self._prepare(*proposal) for proposal in self.planner.proposals(blocked)]
+        self.planner.settle(len(self.two_phase.open_plans))
+        if not (self._started or self._commits or self._aborts or prepares):
+            return NO_ORDERS
+        orders = StepOrders(
+            self._started, tuple(self._commits), tuple(self._aborts), tuple(prepares)
+        )
+        self._started, self._commits, self._aborts = {}, [], []
+        return orders
+
+    def reclaim_now(self) -> None:
+        """Run plans over the next steps until none has a gain (``planner.draining``)."""
+        self.planner.drain(self.requests.values())
+
+    def _visit(self, request: EvictingRequest) -> None:
+        request_id, length = request.request_id, self.port.length(request.request_id)
+        if request.is_due(length):
+            new_blocks = self.port.row_from(request_id, len(request.table.block_ids))
+            evicted = request.tick(new_blocks, length)
+            if evicted.size:
+                self._record(request, "evict", positions=evicted)
+            self.planner.note(request)
+        # A decoding request grows by at most one token a step; a prefill may end any time.
+        wait = 1 if length < request.prefill_end else max(1, request.next_tick - length)
+        self._due.setdefault(self._step + wait, []).append(request)
+
+    # -- life of a plan ------------------------------------------------------------------------
+
+    def _prepare(self, request: EvictingRequest, draft: Draft) -> RelocationPlan:
+        self._next_plan_id += 1
+        destinations = self.port.take(draft.num_destinations)
+        plan = request.build_plan(draft, self._next_plan_id, destinations)
+        request.open_plan = plan
+        self.two_phase.open(plan)
+        self.stats.plans_prepared += 1
+        return plan
+
+    def _gain_now(self, plan: RelocationPlan) -> int:
+        """Blocks that a commit would give back now: a source may have become shared."""
+        private = self.port.private(plan.request_id)[plan.source_indices]
+        return int(private.sum()) - plan.destination_blocks.size
+
+    def _commit(self, plan: RelocationPlan, request: EvictingRequest, gain: int) -> None:
+        table, request_id = request.table, plan.request_id
+        new_blocks = self.port.row_from(request_id, len(table.block_ids))
+        table.sync_new_tokens(new_blocks, self.port.length(request_id))
+        before = len(table.block_ids)
+        gone = table.positions[plan.source_tokens()[~plan.selected]]
+        table.apply_moves(plan.source_indices, plan.selected, plan.destination_blocks.tolist())
+        self.port.replace_row(request_id, table.block_ids, table.shift)
+        # Highest index first: the hashes of a prefix chain stay useful from its head.
+        self.port.give_back(plan.source_blocks[::-1].tolist())
+        self._close(plan, request)
+        self.planner.note(request)
+        self._commits.append(plan.plan_id)
+        self.stats.commit(plan, gain)
+        request.totals.blocks_given_back += gain
+        request.totals.reclaims += 1
+        self._record(request, "reclaim", positions=gone, blocks_before=before)
+
+    def _abort(self, verdict: Verdict, request: EvictingRequest) -> None:
+        plan, reason = verdict.plan, verdict.reason
+        assert reason is not None
+        self.port.give_back(plan.destination_blocks[::-1].tolist())
+        self._close(plan, request)
+        self._aborts.append(plan.plan_id)
+        self.stats.plans_aborted[reason] += 1
+        if reason in ("refused", "diverged"):
+            logger.error("plan %d of %s: %s", plan.plan_id, plan.request_id, verdict.detail)
+        elif self.requests.get(plan.request_id) is request:
+            self.planner.note(request)
+
+    def _close(self, plan: RelocationPlan, request: EvictingRequest) -> None:
+        self.two_phase.close(plan.plan_id)
+        request.open_plan = None
+
+    def _record(
+        self,
+        request: EvictingRequest,
+        event: str,
+        positions: Sequence[int] | npt.NDArray[np.int32] = (),
+        blocks_before: int = 0,
+    ) -> None:
+        if self.audit.enabled:
+            self.audit.record(
+                step=self._step,
+                request_id=request.request_id,
+                incarnation=request.incarnation,
+                event=event,
+                first_query=request.table.length,
+                positions=np.asarray(positions, np.int32),
+                blocks_before=blocks_before,
+                blocks_after=len(request.table.block_ids),
+            )

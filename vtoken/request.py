@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One evicting request in the engine scheduler: its token table, its policy, its counters."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from vtoken.backends import Draft
+from vtoken.options import EvictionOptions
+from vtoken.plan import RelocationPlan, plan_digest
+from vtoken.policy import TokenView, choose_victims, protected_mask
+from vtoken.table import TokenTable
+
+Int32s = npt.NDArray[np.int32]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass
+class RequestTotals:
+    """What eviction did to a request over all its incarnations. Reported in ``usage``."""
+
+    tokens_evicted: int = 0
+    blocks_given_back: int = 0
+    reclaims: int = 0
+    preemptions: int = 0
+
+
+class EvictingRequest:
+    """State of one incarnation. A preempted request starts again as another incarnation.
+
+    Attributes:
+        prefill_end: length at which the tokens known at the start are computed; until then
+            the policy runs after every chunk.
+        next_tick: length at which the policy runs next.
+    """
+
+    def __init__(
+        self, request_id: str, incarnation: int, options: EvictionOptions, block_size: int
+    ) -> None:
+        self.request_id = request_id
+        self.incarnation = incarnation
+        self.options = options
+        self.policy = options.make_policy()
+        self.num_prompt_tokens = 0
+        self.prefill_end = 0
+        self.next_tick = 0
+        self.table = TokenTable(block_size)
+        self.open_plan: RelocationPlan | None = None
+        self.totals = RequestTotals()
+
+    def is_due(self, length: int) -> bool:
+        return length >= self.next_tick or length <= self.prefill_end
+
+    def tick(self, new_block_ids: Sequence[int], length: int) -> Int32s:
+        """Register new tokens, run the policy, mark its victims dead.
+
+        Returns:
+            int32 ``[n]``, the text positions evicted by this call.
+        """
+        table = self.table
+        table.sync_new_tokens(new_block_ids, length)
+        self.next_tick = length + self.options.tick_tokens
+        num_victims = table.num_live - self.options.live_target(length)
+        if num_victims <= 0 or length < self.options.evict_after_tokens:
+            return table.positions[:0]
+        live = np.flatnonzero(table.live)
+        view = self._view(live)
+        protected = protected_mask(
+            view, self.options.sinks, self.options.recent, self.options.protect_prompt
+        )
+        rows = choose_victims(view, self.policy.score(view), protected, num_victims)
+        table.evict_indices(live[rows])
+        self.totals.tokens_evicted += rows.size
+        return view.positions[rows]
+
+    def build_plan(self, draft: Draft, plan_id: int, destinations: Sequence[int]) -> RelocationPlan:
+        """Fix a draft: its live tokens move, and the best-scored dead ones fill the last block."""
+        table = self.table
+        plan = RelocationPlan(
+            plan_id=plan_id,
+            request_id=self.request_id,
+            incarnation=self.incarnation,
+            epoch=table.epoch,
+            length=table.length,
+            block_size=table.block_size,
+            source_indices=draft.source_indices,
+            source_blocks=np.array([table.block_ids[i] for i in draft.source_indices], np.int32),
+            kept=np.empty(0, np.bool_),
+            fillers=np.empty(0, np.bool_),
+            destination_blocks=np.array(destinations, np.int32),
+            digest=0,
+        )
+        tokens = plan.source_tokens()
+        kept = table.live[tokens]
+        fillers = self._choose_fillers(tokens, kept, plan.num_moves - int(kept.sum()))
+        plan = replace(plan, kept=kept, fillers=fillers)
+        for array in (plan.source_indices, plan.source_blocks, kept, fillers):
+            array.setflags(write=False)  # in-process, shards hold these very objects
+        return replace(plan, digest=plan_digest(plan, table.positions[tokens[plan.selected]]))
+
+    def _choose_fillers(self, tokens: npt.NDArray[np.int64], kept: Mask, count: int) -> Mask:
+        fillers = np.zeros_like(kept)
+        if count:
+            dead = np.flatnonzero(~kept)
+            view = self._view(tokens[dead])
+            order = np.lexsort((view.positions, self.policy.score(view)))
+            fillers[dead[order[-count:]]] = True
+        return fillers
+
+    def _view(self, indices: npt.NDArray[np.int64]) -> TokenView:
+        table = self.table
+        return TokenView(table.positions[indices], table.length, self.num_prompt_tokens)

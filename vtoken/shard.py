@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One tensor-parallel rank: its own token tables, its votes, its copy engine.
+
+A shard executes plans, it never makes them. Validation never raises: with other ranks waiting in
+a collective an exception would hang them, so what does not fit becomes a vote with a reason.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from vtoken.errors import InvariantError, PlanError
+from vtoken.plan import RelocationPlan, StepOrders, Vote, plan_digest
+from vtoken.table import TokenTable
+
+Int32s = npt.NDArray[np.int32]
+
+
+class CopyEngine(Protocol):
+    """Moves K/V of all layers. ``start`` must order the copy after the forward just issued."""
+
+    def start(self, plan: RelocationPlan) -> None: ...
+
+    def is_done(self, plan_id: int) -> bool:
+        """Whether every byte of the plan has arrived (never blocks)."""
+        ...
+
+    def wait(self, plan_id: int) -> None:
+        """Order everything issued from now on after the plan's copy (a no-op if it was never
+        started), then forget the plan."""
+        ...
+
+    def num_wrong_tokens(self, plan: RelocationPlan) -> int:
+        """Moved tokens whose destination bytes differ from their source bytes (I1)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Splice:
+    """A committed change of one request's row and its new shift."""
+
+    request_id: str
+    source_indices: Int32s
+    destination_blocks: Int32s
+    shift: int
+
+    def apply(self, row: Sequence[int]) -> list[int]:
+        """The new row: sources out, destinations where the first source was."""
+        first, gone = int(self.source_indices[0]), set(self.source_indices.tolist())
+        kept = [block for i, block in enumerate(row) if i not in gone]
+        return [*kept[:first], *self.destination_blocks.tolist(), *kept[first:]]
+
+
+class Shard:
+    """Token tables and open plans of one rank.
+
+    Args:
+        row_of: current row of a request in this rank's own runner, or None if it has none.
+        check: verify I1 and I2 (``VTOKEN_CHECK=1``).
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        block_size: int,
+        engine: CopyEngine,
+        row_of: Callable[[str], list[int] | None],
+        check: bool = False,
+    ) -> None:
+        self.rank = rank
+        self.block_size = block_size
+        self.engine = engine
+        self.row_of = row_of
+        self.check = check
+        self.tables: dict[str, TokenTable] = {}
+        self.incarnations: dict[str, int] = {}
+        self._open: dict[int, RelocationPlan] = {}
+        self._copying: dict[int, int] = {}  # plan id -> digest voted
+
+    def shift(self, request_id: str) -> int:
+        table = self.tables.get(request_id)
+        return table.shift if table is not None else 0
+
+    def start(self, request_id: str, incarnation: int) -> None:
+        self.tables.pop(request_id, None)
+        self.incarnations[request_id] = incarnation
+
+    def stop(self, request_id: str) -> None:
+        self.tables.pop(request_id, None)
+        self.incarnations.pop(request_id, None)
+
+    def settle(self, orders: StepOrders) -> list[Splice]:
+        """COMMITs and ABORTs of a step: first of all, also on steps without tokens.
+
+        Both make later work wait for the plan's copy, because the scheduler has put the plan's
+        sources (COMMIT) or destinations (ABORT) back into the pool with this very step. A
+        COMMIT for a request that is gone or has begun anew changes nothing else.
+
+        Raises:
+            InvariantError: an order names a plan that was never prepared here.
+        """
+        splices = []
+        for plan_id in (*orders.aborts, *orders.commits):
+            if plan_id not in self._open:
+                raise InvariantError(f"plan {plan_id} is not open on rank {self.rank}")
+            self.engine.wait(plan_id)
+            self._copying.pop(plan_id, None)
+            plan = self._open.pop(plan_id)
+            same = self.incarnations.get(plan.request_id) == plan.incarnation
+            if same and plan_id in orders.commits:
+                splices.append(self._splice(plan))
+        return splices
+
+    def prepare(self, plans: Sequence[RelocationPlan]) -> list[Vote]:
+        """PREPAREs of a step, after its forward was issued: validate, vote, start the copies."""
+        votes = []
+        for plan in plans:
+            self._open[plan.plan_id] = plan
+            try:
+                digest = self._validate(plan)
+            except PlanError as error:
+                votes.append(Vote(plan.plan_id, self.rank, 0, False, False, str(error)))
+                continue
+            self.engine.start(plan)
+            self._copying[plan.plan_id] = digest
+            votes.append(Vote(plan.plan_id, self.rank, digest, True, False))
+        return votes
+
+    def copied(self) -> list[Vote]:
+        """Plans whose copy has ended since the last call."""
+        votes = []
+        for plan_id, digest in list(self._copying.items()):
+            if self.engine.is_done(plan_id):
+                del self._copying[plan_id]
+                wrong = self.engine.num_wrong_tokens(self._open[plan_id]) if self.check else 0
+                reason = f"I1: {wrong} moved tokens differ from their sources" if wrong else ""
+                votes.append(Vote(plan_id, self.rank, digest, not wrong, not wrong, reason))
+        return votes
+
+    def _validate(self, plan: RelocationPlan) -> int:
+        """The plan's digest by this rank's own table. Raises PlanError if it does not fit."""
+        row = self.row_of(plan.request_id)
+        if row is None or self.incarnations.get(plan.request_id) != plan.incarnation:
+            raise PlanError(f"no row of incarnation {plan.incarnation} on this rank")
+        table = self.tables.get(plan.request_id)
+        if table is None:
+            table = self.tables[plan.request_id] = TokenTable(self.block_size)
+        if plan.epoch != table.epoch:
+            raise PlanError(f"epoch {plan.epoch}, but the table here is at {table.epoch}")
+        table.sync_new_tokens(row[len(table.block_ids) :], plan.length)
+        table.check_sources(plan.source_indices, plan.selected, plan.destination_blocks.size)
+        if plan.gain < 1:
+            raise PlanError("I4: the plan frees nothing")
+        if row[: len(table.block_ids)] != table.block_ids:
+            raise PlanError("the row here is not the row of the table")
+        sources = [row[i] for i in plan.source_indices]
+        if sources != plan.source_blocks.tolist():
+            raise PlanError(f"sources are {sources} here")
+        destinations = plan.destination_blocks.tolist()
+        if len({*row, *destinations}) != len(row) + len(destinations):
+            raise PlanError("I2: a destination is in the row or twice in the plan")
+        return plan_digest(plan, table.positions[plan.source_tokens()[plan.selected]])
+
+    def _splice(self, plan: RelocationPlan) -> Splice:
+        table = self.tables[plan.request_id]
+        destinations = plan.destination_blocks
+        table.apply_moves(plan.source_indices, plan.selected, destinations.tolist())
+        if self.check:
+            table.check()
+        return Splice(plan.request_id, plan.source_indices, destinations, table.shift)

@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counters of one replica's reclamation. Only ever grow."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from vtoken.plan import RelocationPlan
+
+
+@dataclass
+class ReclaimStats:
+    plans_prepared: int = 0
+    plans_committed: int = 0
+    plans_aborted: Counter[str] = field(default_factory=Counter)
+    tokens_moved: int = 0
+    blocks_given_back: int = 0
+
+    def commit(self, plan: RelocationPlan, gain: int) -> None:
+        self.plans_committed += 1
+        self.tokens_moved += plan.num_moves
+        self.blocks_given_back += gain

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's block accounting with a shift per request, and the reclaimer's view of it.
+
+Selected by the KV cache group's role: plain registration conflicts with vLLM's own.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from vllm.utils.math_utils import cdiv
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+from vllm.v1.request import Request
+
+from vtoken.reclaimer import Reclaimer
+
+ROLE = "vtoken"
+
+
+class VTokenBlockManager(FullAttentionManager):
+    """Full attention whose rows may be shorter than their text.
+
+    Attributes:
+        shift: request id -> tokens that have left its row, for requests reclaimed from.
+        reclaimer: told about every row that is given up; set by the scheduler.
+        admission: request id, hit blocks, hit blocks nobody holds -> blocks that must be free,
+            or None for the stock rule; set by the scheduler.
+    """
+
+    reclaimer: Reclaimer
+    admission: Callable[[str, int, int], int | None]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.shift: dict[str, int] = {}
+
+    def get_num_blocks_to_allocate(
+        self,
+        request_id: str,
+        num_tokens: int,
+        new_computed_blocks: Sequence[KVCacheBlock],
+        *args: Any,
+        apply_admission_cap: bool = False,
+        **kwargs: Any,
+    ) -> int:
+        if request_id in self.num_cached_block:  # running: the hot path
+            shift = self.shift.get(request_id, 0)
+            held = len(self.req_to_blocks[request_id])
+            return max(cdiv(num_tokens - shift, self.block_size) - held, 0)
+        if apply_admission_cap:
+            evictable = self._get_num_evictable_blocks(new_computed_blocks)
+            required = self.admission(request_id, len(new_computed_blocks), evictable)
+            if required is not None:
+                return required
+        return super().get_num_blocks_to_allocate(
+            request_id,
+            num_tokens,
+            new_computed_blocks,
+            *args,
+            apply_admission_cap=apply_admission_cap,
+            **kwargs,
+        )
+
+    def allocate_new_blocks(
+        self, request_id: str, num_tokens: int, num_tokens_main_model: int
+    ) -> list[KVCacheBlock]:
+        shift = self.shift.get(request_id, 0)
+        return super().allocate_new_blocks(
+            request_id, num_tokens - shift, num_tokens_main_model - shift
+        )
+
+    def cache_blocks(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        # After its first reclaim a request's K/V is conditioned on evicted context: it must
+        # publish no further hashes. The cached count stays, its presence is read elsewhere.
+        if request.request_id not in self.shift:
+            super().cache_blocks(request, *args, **kwargs)
+
+    def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
+        # The one place where finish, preemption and reset pass: open plans are aborted here.
+        self.reclaimer.drop(request_id)
+        self.shift.pop(request_id, None)
+        return super().pop_blocks_for_free(request_id)
+
+
+class PoolPort:
+    """The reclaimer's BlockPort over one VTokenBlockManager."""
+
+    def __init__(
+        self,
+        manager: VTokenBlockManager,
+        length_of: Callable[[str], int],
+        growth_of: Callable[[], int],
+    ) -> None:
+        self.manager = manager
+        self.pool = manager.block_pool
+        self.length = length_of
+        self.growth = growth_of
+
+    def num_blocks(self) -> int:
+        return self.pool.num_gpu_blocks - 1  # the null block is nobody's
+
+    def num_free(self) -> int:
+        return self.pool.get_num_free_blocks()
+
+    def take(self, count: int) -> list[int]:
+        return [block.block_id for block in self.pool.get_new_blocks(count)]
+
+    def give_back(self, block_ids: Sequence[int]) -> None:
+        self.pool.free_blocks([self.pool.blocks[i] for i in block_ids])
+
+    def row_from(self, request_id: str, start: int) -> list[int]:
+        return [block.block_id for block in self.manager.req_to_blocks[request_id][start:]]
+
+    def private(self, request_id: str) -> npt.NDArray[np.bool_]:
+        row = self.manager.req_to_blocks[request_id]
+        return np.fromiter((block.ref_cnt == 1 for block in row), np.bool_, len(row))
+
+    def replace_row(self, request_id: str, block_ids: Sequence[int], shift: int) -> None:
+        blocks = self.pool.blocks
+        self.manager.req_to_blocks[request_id] = [blocks[i] for i in block_ids]
+        self.manager.shift[request_id] = shift

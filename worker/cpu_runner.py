@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CPU model runner (vLLM's V1 runner) with a shard in it.
+
+Three substitutions make stock kernels see a repacked row (design: one integer carries it):
+slots are looked up at position - shift, attention length is length - shift, the row is ours.
+Positions, sampling and everything else keep logical lengths.
+"""
+
+from copy import copy
+from typing import Any
+
+import torch
+from vllm.config import get_layers_from_vllm_config
+from vllm.model_executor.layers.attention import Attention
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+from vtoken.copy_cpu import CpuCopyEngine
+from vtoken.plan import NO_ORDERS, StepOrders, StepReport
+from vtoken.shard import Shard
+from worker.compat import check_layers, replica_options
+from worker.cpu_layout import learn_layout
+from worker.invariants import checks_enabled
+
+
+class ReportingOutput(AsyncModelRunnerOutput):
+    """An async output that carries the shard's report once it resolves."""
+
+    def __init__(self, inner: AsyncModelRunnerOutput, report: StepReport) -> None:
+        self.inner = inner
+        self.report = report
+
+    def get_output(self) -> ModelRunnerOutput:
+        output = self.inner.get_output()
+        output.vtoken = self.report
+        return output
+
+
+class VTokenCPUModelRunner(CPUModelRunner):
+    """Executes orders around each forward and votes in the step's output."""
+
+    shard: Shard | None = None
+    # Counted so that a test can prove that the hooks ran at all.
+    num_hook_calls = 0
+
+    def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
+        super().initialize_kv_cache(*args, **kwargs)
+        layers = get_layers_from_vllm_config(self.vllm_config, Attention)
+        check_layers(layers)
+        (group,) = self.kv_cache_config.kv_cache_groups
+        spec = group.kv_cache_spec
+        caches = _distinct(self.kv_caches)
+        layout = learn_layout(spec.dtype, spec.block_size, spec.head_size, spec.num_kv_heads)
+        options = replica_options(self.vllm_config)
+        engine = CpuCopyEngine(caches, *layout)
+        self.shard = Shard(0, spec.block_size, engine, self._row_of, checks_enabled(options))
+        self._report: StepReport | None = None
+        self._wrap_slot_mapping()
+
+    def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
+        shard, orders = self._shard(), getattr(scheduler_output, "vtoken", NO_ORDERS)
+        self._settle(orders)
+        for request_id in scheduler_output.finished_req_ids:
+            shard.stop(request_id)
+        for request_id, incarnation in orders.started.items():
+            shard.start(request_id, incarnation)
+        output = super().execute_model(scheduler_output, *args, **kwargs)
+        # Copies come after the forward: the sources may have been written by it.
+        votes = shard.prepare(orders.prepares) + shard.copied()
+        report = StepReport(_merge(votes)) if votes else None
+        if output is None:  # tokens follow in sample_tokens
+            self._report = report
+            return None
+        return _attach(output, report)
+
+    def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
+        report, self._report = self._report, None
+        return _attach(super().sample_tokens(*args, **kwargs), report)
+
+    def _settle(self, orders: StepOrders) -> None:
+        for splice in self._shard().settle(orders):
+            state = self.requests[splice.request_id]
+            row = splice.apply(state.block_ids[0])
+            state.block_ids = (row,)
+            # A request that is not scheduled in this step is not in the batch.
+            index = self.input_batch.req_id_to_index.get(splice.request_id)
+            if index is not None:
+                self.input_batch.block_table.add_row(state.block_ids, index)
+
+    def _row_of(self, request_id: str) -> list[int] | None:
+        state = self.requests.get(request_id)
+        return list(state.block_ids[0]) if state is not None else None
+
+    def _shard(self) -> Shard:
+        assert self.shard is not None, "initialize_kv_cache has not run"
+        return self.shard
+
+    def _wrap_slot_mapping(self) -> None:
+        """Substitute indices for positions where slots are looked up, and attention lengths.
+
+        vLLM has just filled ``seq_lens`` when it calls this, and only attention metadata reads
+        it afterwards.
+        """
+        table = self.input_batch.block_table
+        stock = table.compute_slot_mapping
+
+        def compute_slot_mapping(
+            num_reqs: int, query_start_loc: torch.Tensor, positions: torch.Tensor
+        ) -> None:
+            self.num_hook_calls += 1
+            shifts = self._shifts(num_reqs)
+            if shifts is not None:
+                lengths = (query_start_loc[1:] - query_start_loc[:-1]).long()
+                positions = positions - torch.repeat_interleave(
+                    shifts, lengths, output_size=positions.shape[0]
+                )
+                self.seq_lens[:num_reqs] -= shifts.to(self.seq_lens.dtype)
+            stock(num_reqs, query_start_loc, positions)
+
+        table.compute_slot_mapping = compute_slot_mapping
+
+    def _shifts(self, num_reqs: int) -> torch.Tensor | None:
+        """int64 ``[num_reqs]`` in batch order, or None if all are 0."""
+        shard = self._shard()
+        if not shard.tables:
+            return None
+        shifts = [shard.shift(request_id) for request_id in self.input_batch.req_ids[:num_reqs]]
+        return torch.tensor(shifts) if any(shifts) else None
+
+
+def _attach(output: Any, report: StepReport | None) -> Any:
+    if report is None:
+        return output
+    if isinstance(output, AsyncModelRunnerOutput):
+        return ReportingOutput(output, report)
+    output = copy(output)  # a step without tokens answers with a singleton shared by all
+    output.vtoken = report
+    return output
+
+
+def _merge(votes: list[Any]) -> tuple[Any, ...]:
+    """The last vote of each plan: copied when the forward returns, PREPARED is in it too."""
+    return tuple({vote.plan_id: vote for vote in votes}.values())
+
+
+def _distinct(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    return list({tensor.data_ptr(): tensor for tensor in tensors}.values())
