@@ -67,15 +67,31 @@ class VTokenBlockManager(FullAttentionManager):
         self, request_id: str, num_tokens: int, num_tokens_main_model: int
     ) -> list[KVCacheBlock]:
         shift = self.shift.get(request_id, 0)
+        held = len(self.req_to_blocks[request_id])
+        if num_tokens - shift <= held * self.block_size and not self._partial_hit_reqs:
+            return []  # most steps: the tail block has room (vLLM would find the same)
         return super().allocate_new_blocks(
             request_id, num_tokens - shift, num_tokens_main_model - shift
         )
 
-    def cache_blocks(self, request: Request, *args: Any, **kwargs: Any) -> None:
+    def cache_blocks(
+        self,
+        request: Request,
+        num_tokens: int,
+        retention_interval: int | None = None,
+        *,
+        replay_boundaries: Sequence[int],
+    ) -> None:
+        request_id = request.request_id
         # After its first reclaim a request's K/V is conditioned on evicted context: it must
         # publish no further hashes. The cached count stays, its presence is read elsewhere.
-        if request.request_id not in self.shift:
-            super().cache_blocks(request, *args, **kwargs)
+        if request_id in self.shift:
+            return
+        # Most steps fill no block; vLLM finds the same two frames deeper, twice a step.
+        if num_tokens // self.block_size > self.num_cached_block.get(request_id, 0):
+            super().cache_blocks(
+                request, num_tokens, retention_interval, replay_boundaries=replay_boundaries
+            )
 
     def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
         # The one place where finish, preemption and reset pass: open plans are aborted here.
