@@ -69,7 +69,6 @@ def _config_rules(config: VllmConfig) -> Iterable[tuple[str, bool, str]]:
     on_cpu = current_platform.is_cpu()
     yield "device", not on_cpu, "only the CPU backend has hooks in this version"
     yield "worker_cls", parallel.worker_cls != CPU_WORKER, f"set it to {CPU_WORKER}"
-    yield "VLLM_USE_V2_MODEL_RUNNER", config.use_v2_model_runner, "unset it on the CPU"
     yield "block_size", block_size % 32 != 0, "use a multiple of 32 on the CPU"
     yield "kv_cache_dtype", cache.cache_dtype not in PLAIN_KV_DTYPES, "use auto"
     yield "speculative_config", config.speculative_config is not None, "remove it"
@@ -92,6 +91,8 @@ def _config_rules(config: VllmConfig) -> Iterable[tuple[str, bool, str]]:
     reserve = scheduler.scheduler_reserve_full_isl
     yield "scheduler_reserve_full_isl", not reserve, "leave it on: admission hangs on it"
     yield "enable_chunked_prefill", not scheduler.enable_chunked_prefill, "leave it on"
+    # Last: other options of this list choose the V2 runner themselves.
+    yield "VLLM_USE_V2_MODEL_RUNNER", config.use_v2_model_runner, "unset it on the CPU"
 
 
 def check_kv_cache(kv_cache_config: KVCacheConfig, block_size: int, hash_block_size: int) -> None:
