@@ -63,14 +63,18 @@ class Reclaimer:
         self._due.setdefault(self._step, []).append(request)
         self._record(request, "start")
 
-    def drop(self, request_id: str) -> None:
-        """A request loses its row (finish, preemption, reset): its open plan is aborted."""
+    def drop(self, request_id: str, cause: str) -> None:
+        """A request loses its row: its open plan is aborted.
+
+        Args:
+            cause: finished, aborted or preempted; counted as the plan's abort reason.
+        """
         request = self.requests.pop(request_id, None)
         if request is None:
             return
         self.planner.forget(request_id)
         if request.open_plan is not None:
-            self._abort(Verdict(request.open_plan, "dropped"), request)
+            self._abort(Verdict(request.open_plan, cause), request)
         if self._started.get(request_id) == request.incarnation:
             # Begun and dropped within one step: no shard ever hears of this incarnation.
             del self._started[request_id]

@@ -25,11 +25,13 @@ class VTokenBlockManager(FullAttentionManager):
     Attributes:
         shift: request id -> tokens that have left its row, for requests reclaimed from.
         reclaimer: told about every row that is given up; set by the scheduler.
+        cause_of: request id -> why its row is given up now; set by the scheduler.
         admission: request id, hit blocks, hit blocks nobody holds -> blocks that must be free,
             or None for the stock rule; set by the scheduler.
     """
 
     reclaimer: Reclaimer
+    cause_of: Callable[[str], str]
     admission: Callable[[str, int, int], int | None]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -45,8 +47,10 @@ class VTokenBlockManager(FullAttentionManager):
         apply_admission_cap: bool = False,
         **kwargs: Any,
     ) -> int:
-        if request_id in self.num_cached_block:  # running: the hot path
-            shift = self.shift.get(request_id, 0)
+        shift = self.shift.get(request_id, 0)
+        # Running: the hot path. Without prefix caching vLLM counts nothing as cached, but only a
+        # running request has a shift.
+        if shift or request_id in self.num_cached_block:
             held = len(self.req_to_blocks[request_id])
             return max(cdiv(num_tokens - shift, self.block_size) - held, 0)
         if apply_admission_cap:
@@ -95,7 +99,7 @@ class VTokenBlockManager(FullAttentionManager):
 
     def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
         # The one place where finish, preemption and reset pass: open plans are aborted here.
-        self.reclaimer.drop(request_id)
+        self.reclaimer.drop(request_id, self.cause_of(request_id))
         self.shift.pop(request_id, None)
         return super().pop_blocks_for_free(request_id)
 

@@ -13,7 +13,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from vtoken.errors import InvariantError, OptionError
 from vtoken.options import EvictionOptions, parse_request_options
@@ -46,6 +46,7 @@ class VTokenScheduler(AsyncScheduler):
         port = PoolPort(self.block_manager, self._length_of, self.admission.growth_blocks)
         self.reclaimer = Reclaimer(self.replica_options, self.block_size, 1, port)
         self.block_manager.reclaimer = self.reclaimer
+        self.block_manager.cause_of = self._cause_of
         self.block_manager.admission = self.admission.required
         self.check = checks_enabled(self.replica_options)
         group = kv_cache_config.kv_cache_groups[0]
@@ -143,6 +144,12 @@ class VTokenScheduler(AsyncScheduler):
         if options.evicts:
             request = self.requests[request_id]
             self.reclaimer.start(request_id, options, request.num_prompt_tokens, request.num_tokens)
+
+    def _cause_of(self, request_id: str) -> str:
+        status = self.requests[request_id].status
+        if not RequestStatus.is_finished(status):
+            return "preempted"  # vLLM frees the row before it changes the status
+        return "aborted" if status == RequestStatus.FINISHED_ABORTED else "finished"
 
     def _length_of(self, request_id: str) -> int:
         return self.requests[request_id].num_computed_tokens
