@@ -26,6 +26,8 @@ SCHEMA = pa.schema(
     ]
 )
 
+ROWS_PER_FILE = 4096
+
 
 class AuditTrail:
     """Collects events in memory; ``write`` appends them as one Parquet file of a dataset.
@@ -40,8 +42,10 @@ class AuditTrail:
         self._files = 0
 
     def record(self, **row: object) -> None:
-        """Append one event; missing columns are null."""
+        """Append one event; missing columns are null. Long trails go to disk by the part."""
         self.rows.append(row)
+        if self.directory is not None and len(self.rows) >= ROWS_PER_FILE:
+            self.write()
 
     def table(self) -> pa.Table:
         return pa.Table.from_pylist(self.rows, schema=SCHEMA)

@@ -4,6 +4,7 @@
 VTokenError
 ├── OptionError       (ValueError)    an option is unknown or out of range; says what to change
 ├── UnsupportedError  (RuntimeError)  engine, model or platform is not on the allow-list
+├── PolicyError       (ValueError)    a policy returned scores that cannot be ranked
 ├── PlanError         (ValueError)    a relocation plan does not fit the table it names
 └── InvariantError    (RuntimeError)  one of I1-I8 does not hold; never caught and ignored
 """
@@ -19,6 +20,10 @@ class OptionError(VTokenError, ValueError):
 
 class UnsupportedError(VTokenError, RuntimeError):
     """The engine's configuration is not on the allow-list (design: start only when proven)."""
+
+
+class PolicyError(VTokenError, ValueError):
+    """A policy's scores have a wrong shape or are not numbers."""
 
 
 class PlanError(VTokenError, ValueError):

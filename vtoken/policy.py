@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from vtoken.errors import OptionError
+from vtoken.errors import OptionError, PolicyError
 
 Positions = npt.NDArray[np.int32]
 Scores = npt.NDArray[np.float64]
@@ -66,6 +66,20 @@ def make_policy(name: str, seed: int, sinks: int) -> Policy:
         known = ", ".join(sorted(POLICIES))
         raise OptionError(f"`policy`={name!r} is unknown; choose one of: {known}")
     return factory(seed=seed, sinks=sinks)
+
+
+def checked_scores(policy: Policy, view: TokenView) -> Scores:
+    """The policy's scores of ``view``.
+
+    Raises:
+        PolicyError: they are not one number per token.
+    """
+    scores = policy.score(view)
+    if scores.shape != view.positions.shape:
+        raise PolicyError(f"{policy} scored {scores.shape}, not {view.positions.shape} tokens")
+    if np.isnan(scores.sum()) and np.isnan(scores).any():
+        raise PolicyError(f"{policy} scored a token as not a number")
+    return scores
 
 
 def protected_mask(view: TokenView, sinks: int, recent: int, prompt: bool) -> Mask:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from vtoken.audit import AuditTrail
 from vtoken.backends import Draft
+from vtoken.errors import PolicyError
 from vtoken.options import EvictionOptions, ReplicaOptions
 from vtoken.plan import NO_ORDERS, RelocationPlan, StepOrders, StepReport
 from vtoken.planner import BlockPort, Planner
@@ -39,6 +40,8 @@ class Reclaimer:
         self.stats = ReclaimStats()
         self.requests: dict[str, EvictingRequest] = {}
         self.totals: dict[str, RequestTotals] = {}
+        # Requests whose policy failed, for the engine to end with an error.
+        self.failed: list[str] = []
         self._step = 0
         self._next_plan_id = 0
         self._next_incarnation = 0
@@ -113,7 +116,11 @@ class Reclaimer:
         for request in self._due.pop(self._step, ()):
             if self.requests.get(request.request_id) is request:
                 self._visit(request)
-        prepares = [self._prepare(*proposal) for proposal in self.planner.proposals(blocked)]
+        prepares = []
+        for request, draft in self.planner.proposals(blocked):
+            plan = self._prepare(request, draft)
+            if plan is not None:
+                prepares.append(plan)
         self.planner.settle(len(self.two_phase.open_plans))
         if not (self._started or self._commits or self._aborts or prepares):
             return NO_ORDERS
@@ -131,7 +138,11 @@ class Reclaimer:
         request_id, length = request.request_id, self.port.length(request.request_id)
         if request.is_due(length):
             new_blocks = self.port.row_from(request_id, len(request.table.block_ids))
-            evicted = request.tick(new_blocks, length)
+            try:
+                evicted = request.tick(new_blocks, length)
+            except PolicyError as error:
+                self._fail(request, error)
+                return
             if evicted.size:
                 self._record(request, "evict", positions=evicted)
             self.planner.note(request)
@@ -141,14 +152,26 @@ class Reclaimer:
 
     # -- life of a plan ------------------------------------------------------------------------
 
-    def _prepare(self, request: EvictingRequest, draft: Draft) -> RelocationPlan:
+    def _prepare(self, request: EvictingRequest, draft: Draft) -> RelocationPlan | None:
+        """None if the policy failed; its request ends with an error then."""
         self._next_plan_id += 1
         destinations = self.port.take(draft.num_destinations)
-        plan = request.build_plan(draft, self._next_plan_id, destinations)
+        try:
+            plan = request.build_plan(draft, self._next_plan_id, destinations)
+        except PolicyError as error:
+            self.port.give_back(destinations)
+            self._fail(request, error)
+            return None
         request.open_plan = plan
         self.two_phase.open(plan)
         self.stats.plans_prepared += 1
         return plan
+
+    def _fail(self, request: EvictingRequest, error: PolicyError) -> None:
+        """Never go on with silent full KV: the engine ends this request with an error."""
+        logger.error("request %s fails: %s", request.request_id, error)
+        self.failed.append(request.request_id)
+        self.planner.forget(request.request_id)
 
     def _gain_now(self, plan: RelocationPlan) -> int:
         """Blocks that a commit would give back now: a source may have become shared."""

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from vtoken.backends import Draft
 from vtoken.options import EvictionOptions
 from vtoken.plan import RelocationPlan, plan_digest
-from vtoken.policy import TokenView, choose_victims, protected_mask
+from vtoken.policy import TokenView, checked_scores, choose_victims, protected_mask
 from vtoken.table import TokenTable
 
 Int32s = npt.NDArray[np.int32]
@@ -58,6 +58,9 @@ class EvictingRequest:
 
         Returns:
             int32 ``[n]``, the text positions evicted by this call.
+
+        Raises:
+            PolicyError: the policy's scores cannot be ranked; nothing was evicted.
         """
         table = self.table
         table.sync_new_tokens(new_block_ids, length)
@@ -70,7 +73,7 @@ class EvictingRequest:
         protected = protected_mask(
             view, self.options.sinks, self.options.recent, self.options.protect_prompt
         )
-        rows = choose_victims(view, self.policy.score(view), protected, num_victims)
+        rows = choose_victims(view, checked_scores(self.policy, view), protected, num_victims)
         table.evict_indices(live[rows])
         self.totals.tokens_evicted += rows.size
         return view.positions[rows]
@@ -105,7 +108,7 @@ class EvictingRequest:
         if count:
             dead = np.flatnonzero(~kept)
             view = self._view(tokens[dead])
-            order = np.lexsort((view.positions, self.policy.score(view)))
+            order = np.lexsort((view.positions, checked_scores(self.policy, view)))
             fillers[dead[order[-count:]]] = True
         return fillers
 

@@ -68,9 +68,8 @@ class VTokenScheduler(AsyncScheduler):
                 params.extra_args if params is not None else None, self.replica_options
             )
         except OptionError:
-            # The front end has validated it: reaching this means that ours did not run. vLLM
-            # ends the requests of this set with an error at the next output, visibly.
-            self.grammar_compile_error_reqs.add(request.request_id)
+            # The front end has validated it: reaching this means that ours did not run.
+            self._fail(request.request_id)
             options = KEEP_ALL
         # A streaming session comes back with a row of its own making: nothing is evicted.
         options = KEEP_ALL if request.resumable else options
@@ -88,6 +87,8 @@ class VTokenScheduler(AsyncScheduler):
         for request_id in output.scheduled_cached_reqs.resumed_req_ids:
             self._start(request_id)
         orders = reclaimer.end_step(self.admission.blocked)
+        while reclaimer.failed:
+            self._fail(reclaimer.failed.pop())
         if orders:
             output.vtoken = orders
         used = reclaimer.port.num_blocks() - reclaimer.port.num_free()
@@ -144,6 +145,10 @@ class VTokenScheduler(AsyncScheduler):
         if options.evicts:
             request = self.requests[request_id]
             self.reclaimer.start(request_id, options, request.num_prompt_tokens, request.num_tokens)
+
+    def _fail(self, request_id: str) -> None:
+        # vLLM ends the requests of this set with FINISHED_ERROR at its next output, visibly.
+        self.grammar_compile_error_reqs.add(request_id)
 
     def _cause_of(self, request_id: str) -> str:
         status = self.requests[request_id].status
