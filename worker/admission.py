@@ -89,6 +89,8 @@ class Admission:
         total = scheduler.reclaimer.port.num_blocks()
         headroom = headroom_blocks(total, scheduler.replica_options.headroom)
         required = required_blocks(new, owed, headroom)
+        if required > total and not scheduler.running:
+            return None  # it would wait for ever: vLLM's own rule decides, and may preempt
         if required > scheduler.reclaimer.port.num_free():
             self.blocked = True
         return required
