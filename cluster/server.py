@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A private Ray cluster on this machine, the application on it, and the end of both.
+
+`vtoken serve`, the demo and the tests run servers through this file. On a cluster that already
+exists the application is deployed with Serve's own tools, from `cluster.app:build`.
+"""
+
+import logging
+import os
+import secrets
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import psutil  # type: ignore[import-untyped]
+import ray
+from ray import serve
+from ray.serve.schema import LoggingConfig
+
+from cluster.app import build
+from cluster.settings import AppSettings
+
+APP_NAME = "vtoken"
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# Requests and answers are small and pass by value; Ray would reserve a third of the memory.
+OBJECT_STORE_BYTES = 128 * 2**20
+# Ray's own processes end within a second or two; an engine that hangs must not survive.
+LEFTOVER_GRACE_S = 10.0
+
+
+class ServerFailed(RuntimeError):
+    """The server did not start; the message says why or where to look."""
+
+
+@dataclass(frozen=True)
+class LocalCluster:
+    """A running cluster: where it answers, and the folder of its log files."""
+
+    url: str
+    logs: str
+
+
+@contextmanager
+def running_server(settings: AppSettings, *, host: str, port: int) -> Iterator[str]:
+    """Run a cluster with the application while the block runs; yield the server's base URL.
+
+    Raises ServerFailed when it does not become ready. Afterwards no process is left.
+    """
+    gpus = settings.replicas * settings.gpus_per_replica
+    with (
+        local_cluster(host, port, cpus=settings.replicas + 1, gpus=gpus) as cluster,
+        running_app(settings, cluster),
+    ):
+        yield cluster.url
+
+
+@contextmanager
+def local_cluster(host: str, port: int, *, cpus: int, gpus: int = 0) -> Iterator[LocalCluster]:
+    """Run Ray and Serve's proxy on this machine while the block runs.
+
+    When the block ends, every process that was started in it has ended too; signals that ask to
+    stop are ignored meanwhile. Raises ServerFailed when the port is taken.
+    """
+    _check_port(host, port)
+    _prepare_environment()
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    try:
+        with _signal_handlers_kept():
+            context = ray.init(
+                address="local",
+                num_cpus=cpus,
+                num_gpus=gpus,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level="ERROR",
+                object_store_memory=OBJECT_STORE_BYTES,
+                _node_ip_address="127.0.0.1",
+            )
+        serve.start(
+            proxy_location="HeadOnly",
+            http_options={"host": host, "port": port},
+            logging_config=_quiet(),
+        )
+        logs = f"{context.address_info['session_dir']}/logs"
+        yield LocalCluster(f"http://{host}:{port}", logs)
+    finally:
+        with _signals_ignored():
+            _stop_everything()
+
+
+@contextmanager
+def running_app(settings: AppSettings, cluster: LocalCluster) -> Iterator[None]:
+    """Run the application on this process's cluster while the block runs.
+
+    Raises ServerFailed when it does not become ready.
+    """
+    try:
+        serve.run(build(settings), name=APP_NAME, logging_config=_quiet())
+    except RuntimeError as error:
+        raise ServerFailed(f"{_reason() or error}\nThe logs are in {cluster.logs}") from error
+    try:
+        yield
+    finally:
+        with _signals_ignored():
+            serve.delete(APP_NAME)
+
+
+def _reason() -> str:
+    """The errors that the application's failed deployments report; Serve's own names none."""
+    application = serve.status().applications[APP_NAME]
+    messages = (deployment.message for deployment in application.deployments.values())
+    return "\n".join(last_error(message) for message in messages if message)
+
+
+def last_error(traceback: str) -> str:
+    """The end of a traceback in text: the last line that is not indented, and what follows it."""
+    lines = traceback.rstrip().splitlines()
+    start = max((i for i, line in enumerate(lines) if not line.startswith(" ")), default=0)
+    return "\n".join(lines[start:])
+
+
+def _stop_everything() -> None:
+    # Listed first: a process whose parent has ended is no longer anyone's child.
+    started = psutil.Process().children(recursive=True)
+    try:
+        # Not `serve.shutdown()`: the applications are deleted by now, and Ray reports the end of
+        # Serve's controller, which that call asks for, as an error.
+        ray.shutdown()
+    finally:
+        _, alive = psutil.wait_procs(started, timeout=LEFTOVER_GRACE_S)
+        for process in alive:
+            process.kill()
+        psutil.wait_procs(alive)
+
+
+def _check_port(host: str, port: int) -> None:
+    """Serve would find out only after the model is loaded, and try again for a while."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ServerFailed(f"cannot listen on {host}:{port}: {error.strerror}") from error
+
+
+def _prepare_environment() -> None:
+    """Settings that Ray takes from the environment only; the user's own win."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Ray runs its workers at the lowest priority but four. Here they are what the machine is for,
+    # and one engine thread that waits for a core holds up all others at each barrier.
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    # A new local cluster wants a token since Ray 2.59. Only this cluster's processes know this
+    # one; without it Ray would write one to the home directory, which changes how later clusters
+    # of this user start.
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+
+
+def _quiet() -> LoggingConfig:
+    return LoggingConfig(log_level="WARNING", enable_access_log=False)
+
+
+@contextmanager
+def _signal_handlers_kept() -> Iterator[None]:
+    """Put the caller's handlers back after the block; `ray.init` installs one for SIGTERM."""
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
+    yield
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in zip(STOP_SIGNALS, before, strict=True):
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _signals_ignored() -> Iterator[None]:
+    """Ignore the stop signals in the block, where this thread may decide that."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    with _signal_handlers_kept():
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        yield
