@@ -15,7 +15,7 @@ SCHEMA = pa.schema(
         ("step", pa.int64()),
         ("request_id", pa.string()),
         ("incarnation", pa.int32()),
-        # start | evict | reclaim | finish
+        # start | evict | reclaim | drop
         ("event", pa.string()),
         # First query position computed under the new state.
         ("first_query", pa.int32()),

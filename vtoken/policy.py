@@ -105,6 +105,6 @@ def choose_victims(
     if rows.size == num_victims and threshold < np.inf:
         return rows
     # Ties at the threshold, or fewer candidates than victims: the slow, exact way.
-    order: npt.NDArray[np.int64] = np.lexsort((view.positions, ranked))[:num_victims]
+    order: npt.NDArray[np.int64] = np.lexsort((view.positions, ranked, protected))[:num_victims]
     chosen: npt.NDArray[np.int64] = order[~protected[order]]
     return chosen

@@ -44,7 +44,11 @@ class Engine:
 
         rest = length - len(prompt)
         params = SamplingParams(
-            max_tokens=rest, min_tokens=rest, temperature=0, ignore_eos=True, extra_args=extra or None
+            max_tokens=rest,
+            min_tokens=rest,
+            temperature=0,
+            ignore_eos=True,
+            extra_args=extra or None,
         )
         self._sent += 1
         name = f"request-{self._sent}"

@@ -1,0 +1,119 @@
+"""Admission arithmetic: who is admitted can stay, and never fewer than without eviction."""
+
+from itertools import product
+
+import pytest
+
+from scheduler.admission import (
+    Demand,
+    blocks_for,
+    chunk_limit,
+    growth_tokens,
+    headroom_blocks,
+    most_admitted,
+    required_blocks,
+    worst_blocks,
+    worst_live,
+)
+from vtoken.options import EvictionOptions
+
+SIZE = 16
+STEPS = 3
+
+
+def options_of(**limits: object) -> EvictionOptions:
+    return EvictionOptions(policy="random", **limits)
+
+
+def caps(options: EvictionOptions, prompt: int, length: int) -> tuple[int, int]:
+    """(blocks that a request of this prompt and length needs at its worst, blocks of its length).
+
+    As in worker/admission.py, for a request that shares nothing.
+    """
+    full = blocks_for(length, SIZE)
+    live = worst_live(options, prompt, length)
+    growth = growth_tokens(STEPS, options.tick_tokens, 0)
+    chunk = chunk_limit(live, prompt, SIZE)
+    if chunk:
+        growth = max(growth, growth_tokens(STEPS, 0, chunk))
+    return min(full, worst_blocks(live, growth, SIZE)), full
+
+
+BUDGETS = [36, 64, 128, 500, 512, 1024, 4096, 10_000]
+RATIOS = [0.01, 0.1, 0.25, 0.5, 0.6, 0.9, 1.0]
+LIMITS = [{"budget_tokens": b} for b in BUDGETS] + [{"keep_ratio": r} for r in RATIOS]
+LENGTHS = [(1, 2), (5, 128), (100, 500), (500, 600), (1000, 5000), (4096, 4097), (30_000, 32_000)]
+POOLS = [1, 2, 10, 63, 64, 100, 1000, 2048, 12_345]
+
+
+@pytest.mark.parametrize("limits", LIMITS, ids=str)
+def test_at_least_as_many_are_admitted_as_without_eviction(limits: dict[str, float]) -> None:
+    for (prompt, length), pool, headroom in product(LENGTHS, POOLS, [0, 0.02, 0.3]):
+        cap, full = caps(options_of(**limits), prompt, length)
+        admitted = most_admitted(pool, cap, full, headroom_blocks(pool, headroom))
+        assert admitted >= pool // full, (prompt, length, pool, headroom)
+
+
+@pytest.mark.parametrize("limits", LIMITS, ids=str)
+def test_a_cap_never_exceeds_the_full_length(limits: dict[str, float]) -> None:
+    for prompt, length in LENGTHS:
+        cap, full = caps(options_of(**limits), prompt, length)
+        assert 1 <= cap <= full
+
+
+@pytest.mark.parametrize("limits", LIMITS, ids=str)
+def test_what_is_admitted_by_its_caps_fits_beside_the_headroom(limits: dict[str, float]) -> None:
+    for (prompt, length), pool in product(LENGTHS, POOLS):
+        cap, full = caps(options_of(**limits), prompt, length)
+        headroom = headroom_blocks(pool, 0.02)
+        admitted = most_admitted(pool, cap, full, headroom)
+        fits = admitted * cap + headroom <= pool or admitted * full <= pool
+        assert fits, (prompt, length, pool)
+
+
+def test_a_small_budget_admits_several_times_as_many() -> None:
+    cap, full = caps(options_of(budget_tokens=512), 4000, 5000)
+    assert most_admitted(2048, cap, full, headroom_blocks(2048, 0.02)) >= 3 * (2048 // full)
+
+
+@pytest.mark.parametrize(
+    ("options", "prompt", "length", "live"),
+    [
+        ({"budget_tokens": 512}, 100, 5000, 512),
+        ({"budget_tokens": 512}, 100, 300, 300),
+        ({"budget_tokens": 40}, 100, 5000, 128),  # the policy does not run below 128
+        ({"budget_tokens": 40, "evict_after_tokens": 0}, 100, 5000, 40),
+        ({"budget_tokens": 40, "evict_after_tokens": 0, "recent": 100}, 100, 5000, 104),
+        ({"budget_tokens": 512, "protect_prompt": True}, 2000, 5000, 2032),
+        ({"keep_ratio": 0.5}, 100, 5000, 2500),
+    ],
+)
+def test_the_worst_live_count_obeys_budget_floor_and_protection(
+    options: dict[str, object], prompt: int, length: int, live: int
+) -> None:
+    assert worst_live(options_of(**options), prompt, length) == live
+
+
+@pytest.mark.parametrize(
+    ("live", "prefill", "chunk"),
+    [(512, 512, 0), (512, 513, 128), (500, 5000, 112), (40, 5000, 16), (10, 11, 16)],
+)
+def test_only_a_prompt_above_its_budget_goes_in_chunks_of_whole_blocks(
+    live: int, prefill: int, chunk: int
+) -> None:
+    assert chunk_limit(live, prefill, SIZE) == chunk
+    assert chunk % SIZE == 0
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "fraction", "headroom"),
+    [(100, 0.02, 2), (101, 0.02, 3), (1, 0.02, 1), (100, 0, 0), (0, 0.3, 0)],
+)
+def test_headroom_rounds_up(num_blocks: int, fraction: float, headroom: int) -> None:
+    assert headroom_blocks(num_blocks, fraction) == headroom
+
+
+def test_either_all_fit_at_their_caps_or_all_fit_at_full_length() -> None:
+    new, owed = Demand(capped=5, full=20), Demand(capped=7, full=9)
+    assert required_blocks(new, owed, headroom=2) == 5 + 7 + 2
+    assert required_blocks(new, owed, headroom=50) == 20 + 9

@@ -1,0 +1,146 @@
+"""When the planner reclaims, from whom, and what it leaves to running requests."""
+
+from typing import Any
+
+import pytest
+
+from harness.pool import SimplePool
+from harness.tables import SIZE, make_request
+from vtoken.options import ReplicaOptions
+from vtoken.planner import MAX_DRAFTS, Planner
+from vtoken.request import EvictingRequest
+
+
+def make_planner(num_blocks: int = 100, **options: Any) -> tuple[Planner, SimplePool]:
+    pool = SimplePool(num_blocks, SIZE)
+    return Planner(ReplicaOptions(**options), SIZE, pool), pool
+
+
+def add(
+    planner: Planner, pool: SimplePool, request_id: str, length: int, dead: list[int]
+) -> EvictingRequest:
+    """A request of that length with dead tokens, known to the planner."""
+    pool.begin(request_id, [], 0)
+    pool.grow(request_id, length)
+    request = make_request(length, dead, pool.rows[request_id])
+    request.request_id = request_id
+    planner.note(request)
+    return request
+
+
+def names(planner: Planner, blocked: bool = False) -> list[str]:
+    return [request.request_id for request, _ in planner.proposals(blocked)]
+
+
+HALF_DEAD = [*range(0, 16, 2)]
+
+
+def test_eager_reclaims_whatever_wastes_more_than_theta() -> None:
+    planner, pool = make_planner(reclaim="eager")
+    add(planner, pool, "a", 18, HALF_DEAD)
+    add(planner, pool, "b", 18, [0, 1])
+    assert names(planner) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("free", "blocked", "chosen"),
+    [
+        (60, False, []),
+        (40, False, ["a"]),  # near the low-water mark: F > theta_f decides
+        (20, False, ["a", "b"]),  # below it: anything with a gain
+        (60, True, ["a", "b"]),
+    ],
+)
+def test_pressure_looks_at_free_blocks(free: int, blocked: bool, chosen: list[str]) -> None:
+    planner, pool = make_planner(low_water=0.2, theta_f=0.4)
+    add(planner, pool, "a", 18, HALF_DEAD)
+    add(planner, pool, "b", 18, [0, 1, 4, 5])
+    pool.take(pool.num_free() - free)
+    assert sorted(names(planner, blocked)) == chosen
+
+
+def test_the_best_gain_per_moved_token_comes_first() -> None:
+    planner, pool = make_planner(reclaim="eager", theta_f=0)
+    add(planner, pool, "few", 18, [0, 1, 4, 5])
+    add(planner, pool, "all", 18, list(range(16)))
+    add(planner, pool, "half", 18, HALF_DEAD)
+    assert names(planner) == ["all", "half", "few"]
+
+
+@pytest.mark.parametrize(("owed", "chosen"), [(0, ["a"]), (3, ["a"]), (4, [])])
+def test_running_requests_keep_the_blocks_they_are_about_to_need(
+    owed: int, chosen: list[str]
+) -> None:
+    planner, pool = make_planner(num_blocks=9, reclaim="eager")
+    add(planner, pool, "a", 18, HALF_DEAD)
+    assert pool.num_free() == 4
+    pool.owed = owed
+    assert names(planner) == chosen
+    pool.owed = 0
+    assert bool(names(planner)) is not bool(chosen), "what lacked destinations is tried again"
+
+
+def test_destinations_of_one_step_are_counted_together() -> None:
+    planner, pool = make_planner(num_blocks=18, reclaim="eager")
+    for name in "abc":
+        add(planner, pool, name, 18, HALF_DEAD)
+    assert pool.num_free() == 3
+    assert names(planner) == ["a"]
+    pool.take(1)
+    assert names(planner) == ["b"]
+
+
+def test_shared_blocks_and_the_tail_stay_where_they_are() -> None:
+    planner, pool = make_planner(reclaim="eager", theta_f=0)
+    request = add(planner, pool, "a", 18, HALF_DEAD)
+    pool.begin("b", pool.rows["a"][:2], 8)
+    ((_, draft),) = planner.proposals(blocked=False)
+    assert request.table.tail == 4
+    assert draft.source_indices.tolist() == [2, 3]
+
+
+def test_a_request_without_a_gain_is_forgotten_until_it_changes() -> None:
+    planner, pool = make_planner(reclaim="eager", theta_f=0)
+    request = add(planner, pool, "a", 18, [0, 4, 8])
+    assert names(planner) == []
+    assert not planner._dirty and not planner._wasteful
+    request.table.evict_token(12)
+    planner.note(request)
+    assert names(planner) == ["a"]
+
+
+def test_a_request_with_an_open_plan_waits() -> None:
+    planner, pool = make_planner(reclaim="eager")
+    request = add(planner, pool, "a", 18, HALF_DEAD)
+    request.open_plan = object()
+    assert names(planner) == []
+    request.open_plan = None
+    assert names(planner) == ["a"]
+
+
+def test_at_most_so_many_drafts_a_step() -> None:
+    planner, pool = make_planner(num_blocks=200, reclaim="eager")
+    for i in range(MAX_DRAFTS + 4):
+        add(planner, pool, f"r{i}", 18, HALF_DEAD)
+    assert len(names(planner)) == MAX_DRAFTS
+    assert len(names(planner)) == 4
+
+
+def test_a_drain_plans_everything_with_a_gain_and_then_ends() -> None:
+    planner, pool = make_planner()
+    request = add(planner, pool, "a", 18, [0, 1, 4, 5])
+    assert names(planner) == []
+    planner.drain([request])
+    assert names(planner) == ["a"]
+    planner.settle(num_open_plans=1)
+    assert planner.draining
+    planner.settle(num_open_plans=0)
+    assert not planner.draining
+
+
+def test_what_can_be_reclaimed_is_the_gain_of_plans_without_limits() -> None:
+    planner, pool = make_planner(batch_blocks=2)
+    requests = [add(planner, pool, name, 18, HALF_DEAD) for name in "ab"]
+    requests.append(add(planner, pool, "c", 18, []))
+    pool.take(pool.num_free())
+    assert planner.reclaimable(requests) == 4

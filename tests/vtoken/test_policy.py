@@ -1,0 +1,98 @@
+"""Choosing victims: budget, protection and ties, whatever the policy."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vtoken.errors import OptionError, PolicyError
+from vtoken.policy import (
+    TokenView,
+    checked_scores,
+    choose_victims,
+    make_policy,
+    protected_mask,
+)
+
+TOKENS = st.lists(
+    # Few scores, so that ties are common; infinity is a score as well.
+    st.tuples(st.sampled_from([0.0, 1.0, 2.5, np.inf, -np.inf]), st.booleans()),
+    max_size=12,
+)
+
+
+def view_of(positions: list[int], length: int | None = None, num_prompt: int = 0) -> TokenView:
+    array = np.array(positions, np.int32)
+    return TokenView(
+        array, max(positions, default=-1) + 1 if length is None else length, num_prompt
+    )
+
+
+@given(tokens=TOKENS, num_victims=st.integers(-1, 14), random=st.randoms(use_true_random=False))
+def test_exactly_the_lowest_scores_that_are_not_protected_die(
+    tokens: list[tuple[float, bool]], num_victims: int, random: Any
+) -> None:
+    positions = list(range(len(tokens)))
+    random.shuffle(positions)
+    scores = np.array([score for score, _ in tokens], np.float64)
+    protected = np.array([keep for _, keep in tokens], np.bool_)
+    ranked = sorted((scores[i], positions[i]) for i in range(len(tokens)) if not protected[i])
+    rows = choose_victims(view_of(positions), scores, protected, num_victims)
+    chosen = {positions[row] for row in rows}
+    assert len(chosen) == rows.size
+    assert chosen == {position for _, position in ranked[: max(num_victims, 0)]}
+
+
+@pytest.mark.parametrize(
+    ("sinks", "recent", "prompt", "kept"),
+    [
+        (0, 1, False, {9}),
+        (2, 3, False, {0, 1, 7, 8, 9}),
+        (2, 3, True, {0, 1, 2, 3, 4, 7, 8, 9}),
+        (7, 1, True, {0, 1, 2, 3, 4, 5, 6, 9}),
+        (100, 100, False, set(range(10))),
+    ],
+)
+def test_sinks_recent_tokens_and_if_wanted_the_prompt_are_protected(
+    sinks: int, recent: int, prompt: bool, kept: set[int]
+) -> None:
+    view = view_of(list(range(10)), num_prompt=5)
+    mask = protected_mask(view, sinks, recent, prompt)
+    assert set(np.flatnonzero(mask).tolist()) == kept
+
+
+def test_protection_goes_by_position_not_by_place_in_the_view() -> None:
+    view = view_of([9, 0, 5, 3], length=10)
+    assert protected_mask(view, 1, 1, False).tolist() == [True, True, False, False]
+
+
+def test_an_unknown_policy_names_the_known_ones() -> None:
+    with pytest.raises(OptionError, match="`policy`='h3o' is unknown; choose one of: keep_all, "):
+        make_policy("h3o", seed=0, sinks=4)
+
+
+@pytest.mark.parametrize(
+    ("scores", "reason"),
+    [(np.zeros(3), "scored"), (np.zeros((4, 1)), "scored"), (np.array([0, 1, np.nan, 2]), "not a")],
+)
+def test_scores_that_cannot_be_ranked_are_refused(scores: np.ndarray, reason: str) -> None:
+    class Broken:
+        num_protected = 0
+
+        def score(self, view: TokenView) -> np.ndarray:
+            return scores
+
+    with pytest.raises(PolicyError, match=reason):
+        checked_scores(Broken(), view_of([0, 1, 2, 3]))
+
+
+def test_infinite_scores_can_be_ranked() -> None:
+    class Extreme:
+        num_protected = 0
+
+        def score(self, view: TokenView) -> np.ndarray:
+            return np.array([np.inf, 0.0])
+
+    assert checked_scores(Extreme(), view_of([0, 1])).tolist() == [np.inf, 0.0]
