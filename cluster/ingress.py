@@ -35,6 +35,10 @@ front = FastAPI(openapi_url=None)
 
 
 # Above the class: `serve.ingress` copies the app and the globals that it uses when it is applied.
+def _unavailable() -> Response:
+    return openai_error(503, "no replica is available", retry_after_s=RETRY_AFTER_S)
+
+
 async def _body(items: Any) -> AsyncGenerator[bytes, None]:
     """The rest of a replica's answer; leaving early cancels the call in the replica."""
     try:
@@ -55,7 +59,9 @@ class FrontDoor:
     @front.get("/metrics")
     async def metrics(self) -> Response:
         """Every replica's metrics, each sample labelled with its replica."""
-        pages = await self._ask_all("/metrics")
+        pages = [page for page in await self._ask_all("/metrics") if page.status == 200]
+        if not pages:
+            return _unavailable()
         text = join_pages({page.replica: page.body.decode() for page in pages})
         return Response(text, media_type=prometheus_client.CONTENT_TYPE_LATEST)
 
@@ -63,6 +69,8 @@ class FrontDoor:
     async def status(self) -> Response:
         """`{"replicas": [...]}`: the status of every replica, with its name."""
         pages = await self._ask_all("/vtoken/status")
+        if not pages:
+            return _unavailable()
         if any(page.status == 404 for page in pages):
             return openai_error(404, "these replicas run stock vLLM, without vToken")
         statuses = [{"replica": page.replica, **json.loads(page.body)} for page in pages]
@@ -85,7 +93,7 @@ class FrontDoor:
         except BackPressureError as error:
             return openai_error(429, str(error), retry_after_s=RETRY_AFTER_S)
         except UNAVAILABLE:
-            return openai_error(503, "no replica is available", retry_after_s=RETRY_AFTER_S)
+            return _unavailable()
         except RayTaskError:
             return openai_error(500, "the replica failed; its log has the reason")
         assert isinstance(head, HttpHead), "a replica sends the head first"
@@ -99,5 +107,10 @@ class FrontDoor:
         return openai_error(404, f"there is no /{rest} here")
 
     async def _ask_all(self, path: str) -> list[Page]:
-        pages: list[Page] = await self._replicas.broadcast("page", path).results_async()
-        return pages
+        """What each replica answers to a GET; one that is ending is left out."""
+        try:
+            call = self._replicas.broadcast("page", path)
+            results = await call.results_async(return_exceptions=True)
+        except UNAVAILABLE:
+            return []
+        return [result for result in results if isinstance(result, Page)]
