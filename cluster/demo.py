@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from cluster.demo_report import BLOCK_SIZE, Arm, findings, table
 from cluster.demo_requests import NUM_TOKENS, conversations, read_metric, send_all

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 import ray
 from ray import serve
 from ray.serve.schema import LoggingConfig

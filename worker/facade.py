@@ -110,8 +110,8 @@ def _use_all_cores() -> None:
     """Set what the worker process, which inherits it, reads for its threads.
 
     vLLM pins one thread to each core but one and lets them spin at every barrier. On two cores that
-    leaves one thread; and with anything else running, a spinning thread waits for a pinned one that
-    is not scheduled: 12 tokens/s against 43 on a busy machine. Ray, too, sets a number: 1.
+    leaves one thread; and with anything else running, spinning threads wait for a pinned one that
+    is not scheduled. Ray, too, sets a number: 1.
     """
     if "VLLM_CPU_OMP_THREADS_BIND" in os.environ:
         return  # the user's own layout
