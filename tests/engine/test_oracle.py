@@ -100,12 +100,12 @@ def test_blocks_shared_by_an_evicting_request_hold_no_evicted_context(
     start_engine: Start, evicting: Sampling, oracle: Oracle, passages: list[list[int]]
 ) -> None:
     """A text is evicted from; then the same text is asked twice more, with all of it kept and
-    with another sample of it. Both begin with the cached blocks of the first request."""
+    with another sample of it. Both begin with cached blocks of the request before."""
     engine = start_engine()
     prompt = passages[2][:250]
     engine.run([prompt], evicting("random", 40))
-    sampling = [evicting("keep_all", 40), evicting("random", 40, seed=1)]
-    outputs = engine.run([prompt, prompt], sampling, reset=False)
+    outputs = engine.run([prompt], evicting("keep_all", 40), reset=False)
+    outputs += engine.run([prompt], evicting("random", 40, seed=1), reset=False)
     assert min(output.num_cached_tokens for output in outputs) >= 96
     kept, sampled = answered(engine, outputs)
     assert not kept.reclaims and sampled.share_reclaimed >= 0.4
