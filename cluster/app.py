@@ -7,6 +7,7 @@ the fields of `AppSettings` as its `args`.
 
 from ray import serve
 from ray.serve import Application
+from ray.serve.handle import DeploymentHandle
 
 from cluster.ingress import FrontDoor
 from cluster.replica import VTokenReplica
@@ -25,6 +26,11 @@ HEALTH_TIMEOUT_S = 30.0
 
 def build(settings: AppSettings) -> Application:
     """The application for `settings`; starts nothing."""
+    return build_front_door(build_replicas(settings), settings.drain_s)
+
+
+def build_replicas(settings: AppSettings) -> Application:
+    """The replicas alone, which answer calls through a handle but no HTTP."""
     environment = {
         **replica_environment(stock=settings.options is None),
         **settings.environment,
@@ -46,11 +52,16 @@ def build(settings: AppSettings) -> Application:
             "runtime_env": {"env_vars": environment},
         },
     )
+    return replicas.bind(settings)
+
+
+def build_front_door(replicas: Application | DeploymentHandle, drain_s: float) -> Application:
+    """The HTTP side, in front of replicas to start with it or of replicas that run already."""
     front_door = serve.deployment(
         FrontDoor,
         max_ongoing_requests=FRONT_DOOR_REQUESTS,
-        graceful_shutdown_timeout_s=settings.drain_s,
+        graceful_shutdown_timeout_s=drain_s,
         graceful_shutdown_wait_loop_s=0.2,
         ray_actor_options={"num_cpus": 0},
     )
-    return front_door.bind(replicas.bind(settings))
+    return front_door.bind(replicas)

@@ -11,16 +11,19 @@ import secrets
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 
 import psutil
 import ray
 from ray import serve
+from ray.serve import Application, RunTarget
+from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
-from cluster.app import build
+from cluster.app import build, build_replicas
 from cluster.settings import AppSettings
 
 APP_NAME = "vtoken"
@@ -52,7 +55,7 @@ def running_server(settings: AppSettings, *, host: str, port: int) -> Iterator[s
     gpus = settings.replicas * settings.gpus_per_replica
     with (
         local_cluster(host, port, cpus=settings.replicas + 1, gpus=gpus) as cluster,
-        running_app(settings, cluster),
+        running_app(build(settings), cluster),
     ):
         yield cluster.url
 
@@ -92,26 +95,51 @@ def local_cluster(host: str, port: int, *, cpus: int, gpus: int = 0) -> Iterator
 
 
 @contextmanager
-def running_app(settings: AppSettings, cluster: LocalCluster) -> Iterator[None]:
-    """Run the application on this process's cluster while the block runs.
+def running_app(target: Application, cluster: LocalCluster) -> Iterator[None]:
+    """Run an application on this process's cluster, at its URL, while the block runs.
 
     Raises ServerFailed when it does not become ready.
     """
-    try:
-        serve.run(build(settings), name=APP_NAME, logging_config=_quiet())
-    except RuntimeError as error:
-        raise ServerFailed(f"{_reason() or error}\nThe logs are in {cluster.logs}") from error
-    try:
+    with _running([RunTarget(target, APP_NAME, logging_config=_quiet())], cluster):
         yield
+
+
+@contextmanager
+def running_replicas(
+    settings: Mapping[str, AppSettings], cluster: LocalCluster
+) -> Iterator[dict[str, DeploymentHandle]]:
+    """Run replicas without a front door while the block runs; all of them start side by side.
+
+    Yields a handle for each name. Raises ServerFailed when one does not become ready.
+    """
+    targets = [
+        RunTarget(build_replicas(each), name, route_prefix=None, logging_config=_quiet())
+        for name, each in settings.items()
+    ]
+    with _running(targets, cluster) as handles:
+        yield dict(zip(settings, handles, strict=True))
+
+
+@contextmanager
+def _running(targets: list[RunTarget], cluster: LocalCluster) -> Iterator[list[DeploymentHandle]]:
+    names = [target.name for target in targets]
+    try:
+        handles = serve.run_many(targets)
+    except RuntimeError as error:
+        raise ServerFailed(f"{_reason(names) or error}\nThe logs are in {cluster.logs}") from error
+    try:
+        yield handles
     finally:
         with _signals_ignored():
-            serve.delete(APP_NAME)
+            for name in names:
+                serve.delete(name)
 
 
-def _reason() -> str:
-    """The errors that the application's failed deployments report; Serve's own names none."""
-    application = serve.status().applications[APP_NAME]
-    messages = (deployment.message for deployment in application.deployments.values())
+def _reason(names: list[str]) -> str:
+    """The errors that the applications' failed deployments report; Serve's own names none."""
+    applications = serve.status().applications
+    deployments = (applications[name].deployments.values() for name in names)
+    messages = (deployment.message for deployment in chain.from_iterable(deployments))
     return "\n".join(last_error(message) for message in messages if message)
 
 

@@ -1,23 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-from cluster.demo_report import BLOCK_SIZE, Arm, findings, table
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from cluster.demo_report import BLOCK_SIZE, Arm, findings, read_evictions, table
 from cluster.demo_requests import Reply, conversations
+from vtoken.audit import AuditTrail
 
 LOADED = frozenset(("vtoken", "worker"))
 
 
-def make_arm(name: str, held: int | None, *, evicted: int = 320, back: int = 0) -> Arm:
+def make_arm(name: str, held: int | None, *, victim: int = 7, back: int = 0) -> Arm:
     """Two requests of 40 + 601 tokens; `held` is None for a stock server."""
     report = {
         "blocks_held": held,
         "tokens_live": 320,
-        "tokens_evicted": evicted,
+        "tokens_evicted": 320,
         "blocks_given_back": back,
     }
     reply = Reply(40, 601, "text", None if held is None else report)
     imports = {11: frozenset[str](), 12: frozenset[str]()}
     if held is not None:
         imports = {21: LOADED, 22: LOADED}
-    return Arm(name, (reply, reply), 4.0, 42, imports)
+    evictions = Counter({(64, (victim, 9)): 2} if held is not None else {})
+    return Arm(name, (reply, reply), 4.0, 42, imports, evictions)
 
 
 STOCK = make_arm("stock", None)
@@ -51,8 +59,8 @@ def test_findings_hold_for_what_the_demo_expects() -> None:
 def test_each_finding_fails_when_its_claim_is_false() -> None:
     leaky = Arm("stock", STOCK.replies, 4.0, 42, {11: frozenset(), 12: LOADED})
     unseen = Arm("stock", STOCK.replies, 4.0, 42, {})
-    unloaded = Arm("vToken", VTOKEN.replies, 4.0, 42, STOCK.imports)
-    others = make_arm("vToken", 11, evicted=300, back=10)
+    unloaded = replace(VTOKEN, imports=STOCK.imports)
+    others = make_arm("vToken", 11, victim=8, back=10)
     useless = make_arm("vToken", 20)
 
     def failing(stock: Arm, naive: Arm, vtoken: Arm) -> list[int]:
@@ -64,6 +72,18 @@ def test_each_finding_fails_when_its_claim_is_false() -> None:
     assert failing(STOCK, NAIVE, unloaded) == [1]
     assert failing(STOCK, NAIVE, others) == [2]
     assert failing(STOCK, NAIVE, useless) == [3]
+
+
+def test_evictions_are_read_from_an_audit_trail_whatever_the_order(tmp_path: Path) -> None:
+    assert read_evictions(tmp_path / "none") == Counter()
+    for name, orders in {"a": ([3, 5], [4]), "b": ([4], [5, 3])}.items():
+        trail = AuditTrail(str(tmp_path / name))
+        for order in orders:
+            trail.record(event="evict", first_query=64, positions=np.array(order, np.int32))
+        trail.record(event="reclaim", first_query=70, positions=np.array([3], np.int32))
+        trail.write()
+    assert read_evictions(tmp_path / "a") == Counter({(64, (3, 5)): 1, (64, (4,)): 1})
+    assert read_evictions(tmp_path / "a") == read_evictions(tmp_path / "b")
 
 
 def test_half_of_the_requests_share_a_prefix() -> None:
