@@ -34,6 +34,10 @@ class CpuCopyEngine:
         self._index_S2D = torch.cat([k_index_SD, v_index_SD + half], dim=1)
         self._flat = [kv.view(kv.shape[0], kv.shape[1], 2 * half) for kv in kv_caches]
 
+    @property
+    def num_blocks(self) -> int:
+        return self._flat[0].shape[0]
+
     def start(self, plan: RelocationPlan) -> None:
         """Copy now: the caller has just run the forward of this step to its end."""
         sources, destinations = plan.moves()

@@ -4,7 +4,7 @@
 VTokenError
 ├── OptionError       (ValueError)    an option is unknown or out of range; says what to change
 ├── UnsupportedError  (RuntimeError)  engine, model or platform is not on the allow-list
-├── PolicyError       (ValueError)    a policy returned scores that cannot be ranked
+├── PolicyError       (ValueError)    a policy raised, or its scores cannot be ranked
 ├── PlanError         (ValueError)    a relocation plan does not fit the table it names
 └── InvariantError    (RuntimeError)  one of I1-I8 does not hold; never caught and ignored
 """
@@ -23,7 +23,7 @@ class UnsupportedError(VTokenError, RuntimeError):
 
 
 class PolicyError(VTokenError, ValueError):
-    """A policy's scores have a wrong shape or are not numbers."""
+    """A policy raised, or its scores have a wrong shape or are not numbers."""
 
 
 class PlanError(VTokenError, ValueError):

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from vtoken.errors import PlanError
+
 Int32s = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.bool_]
 
@@ -58,6 +60,18 @@ class RelocationPlan:
     @property
     def num_moves(self) -> int:
         return self.destination_blocks.size * self.block_size
+
+    def check_shapes(self, block_size: int) -> None:
+        """Raise PlanError if its arrays do not belong together, or to blocks of this size."""
+        if self.block_size != block_size:
+            raise PlanError(f"blocks of {self.block_size} tokens, here of {block_size}")
+        if self.source_blocks.shape != self.source_indices.shape:
+            raise PlanError(
+                f"{self.source_blocks.size} source blocks at {self.source_indices.size} indices"
+            )
+        for bitmap in (self.kept, self.fillers):
+            if bitmap.shape != (self.source_indices.size * block_size,):
+                raise PlanError(f"bitmap of {bitmap.size} for {self.source_indices.size} blocks")
 
     def source_tokens(self) -> npt.NDArray[np.int64]:
         """Indices in the request's row of all source tokens, int64 ``[k * S]``."""

@@ -83,7 +83,7 @@ class Planner:
     def drain(self, requests: Iterable[EvictingRequest]) -> None:
         """From now on plan everything with a gain, until ``draining`` is False again."""
         self.draining = True
-        self._dirty.update((r.request_id, r) for r in requests)
+        self._dirty.update((r.request_id, r) for r in requests if not r.failed)
 
     def settle(self, num_open_plans: int) -> None:
         """End a drain once nothing has a gain and no plan is open."""

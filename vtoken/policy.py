@@ -54,7 +54,7 @@ def make_policy(name: str, seed: int, sinks: int) -> Policy:
     """The policy called ``name``: one of ours, or an entry point of group ``vtoken.policies``.
 
     Raises:
-        OptionError: no policy has this name.
+        OptionError: no policy has this name, or it cannot be made.
     """
     from vtoken.policies import POLICIES
 
@@ -65,16 +65,22 @@ def make_policy(name: str, seed: int, sinks: int) -> Policy:
     if factory is None:
         known = ", ".join(sorted(POLICIES))
         raise OptionError(f"`policy`={name!r} is unknown; choose one of: {known}")
-    return factory(seed=seed, sinks=sinks)
+    try:
+        return factory(seed=seed, sinks=sinks)
+    except Exception as error:  # of somebody else's code anything may come
+        raise OptionError(f"`policy`={name!r} cannot be made: {error!r}") from error
 
 
 def checked_scores(policy: Policy, view: TokenView) -> Scores:
     """The policy's scores of ``view``.
 
     Raises:
-        PolicyError: they are not one number per token.
+        PolicyError: they are not one number per token, or the policy raised.
     """
-    scores = policy.score(view)
+    try:
+        scores = np.asarray(policy.score(view), np.float64)
+    except Exception as error:  # of somebody else's code anything may come
+        raise PolicyError(f"{policy} raised {error!r}") from error
     if scores.shape != view.positions.shape:
         raise PolicyError(f"{policy} scored {scores.shape}, not {view.positions.shape} tokens")
     if np.isnan(scores.sum()) and np.isnan(scores).any():

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from vtoken.audit import AuditTrail
 from vtoken.backends import Draft
-from vtoken.errors import PolicyError
+from vtoken.errors import PlanError, PolicyError, VTokenError
 from vtoken.options import EvictionOptions, ReplicaOptions
 from vtoken.plan import NO_ORDERS, RelocationPlan, StepOrders, StepReport
 from vtoken.planner import BlockPort, Planner
@@ -23,6 +23,9 @@ from vtoken.stats import ReclaimStats
 from vtoken.two_phase import TwoPhase, Verdict
 
 logger = logging.getLogger(__name__)
+
+# A plan can fail by accident; a third one of the same request in a row is no accident.
+MAX_REFUSALS = 3
 
 
 class Reclaimer:
@@ -40,7 +43,7 @@ class Reclaimer:
         self.stats = ReclaimStats()
         self.requests: dict[str, EvictingRequest] = {}
         self.totals: dict[str, RequestTotals] = {}
-        # Requests whose policy failed, for the engine to end with an error.
+        # Requests that cannot go on as they asked to, for the engine to end with an error.
         self.failed: list[str] = []
         self._step = 0
         self._next_plan_id = 0
@@ -78,9 +81,6 @@ class Reclaimer:
         self.planner.forget(request_id)
         if request.open_plan is not None:
             self._abort(Verdict(request.open_plan, cause), request)
-        if self._started.get(request_id) == request.incarnation:
-            # Begun and dropped within one step: no shard ever hears of this incarnation.
-            del self._started[request_id]
         self._record(request, "drop")
 
     def forget(self, request_id: str) -> None:
@@ -135,6 +135,8 @@ class Reclaimer:
         self.planner.drain(self.requests.values())
 
     def _visit(self, request: EvictingRequest) -> None:
+        if request.failed:
+            return
         request_id, length = request.request_id, self.port.length(request.request_id)
         if request.is_due(length):
             new_blocks = self.port.row_from(request_id, len(request.table.block_ids))
@@ -167,9 +169,10 @@ class Reclaimer:
         self.stats.plans_prepared += 1
         return plan
 
-    def _fail(self, request: EvictingRequest, error: PolicyError) -> None:
+    def _fail(self, request: EvictingRequest, error: VTokenError) -> None:
         """Never go on with silent full KV: the engine ends this request with an error."""
         logger.error("request %s fails: %s", request.request_id, error)
+        request.failed = True
         self.failed.append(request.request_id)
         self.planner.forget(request.request_id)
 
@@ -189,6 +192,7 @@ class Reclaimer:
         # Highest index first: the hashes of a prefix chain stay useful from its head.
         self.port.give_back(plan.source_blocks[::-1].tolist())
         self._close(plan, request)
+        request.refusals = 0
         self.planner.note(request)
         self._commits.append(plan.plan_id)
         self.stats.commit(plan, gain)
@@ -205,6 +209,9 @@ class Reclaimer:
         self.stats.plans_aborted[reason] += 1
         if reason in ("refused", "diverged"):
             logger.error("plan %d of %s: %s", plan.plan_id, plan.request_id, verdict.detail)
+            request.refusals += 1
+            if request.refusals == MAX_REFUSALS:
+                self._fail(request, PlanError(f"{MAX_REFUSALS} plans in a row have failed"))
         elif self.requests.get(plan.request_id) is request:
             self.planner.note(request)
 

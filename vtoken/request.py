@@ -34,6 +34,8 @@ class EvictingRequest:
         prefill_end: length at which the tokens known at the start are computed; until then
             the policy runs after every chunk.
         next_tick: length at which the policy runs next.
+        refusals: plans in a row that a rank has refused or differed on.
+        failed: it only waits for the engine to end it: no more policy, no more plans.
     """
 
     def __init__(
@@ -48,6 +50,8 @@ class EvictingRequest:
         self.next_tick = 0
         self.table = TokenTable(block_size)
         self.open_plan: RelocationPlan | None = None
+        self.refusals = 0
+        self.failed = False
         self.totals = RequestTotals()
 
     def is_due(self, length: int) -> bool:

@@ -22,6 +22,11 @@ Int32s = npt.NDArray[np.int32]
 class CopyEngine(Protocol):
     """Moves K/V of all layers. ``start`` must order the copy after the forward just issued."""
 
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the pool that it copies in, vLLM's null block 0 included."""
+        ...
+
     def start(self, plan: RelocationPlan) -> None: ...
 
     def is_done(self, plan_id: int) -> bool:
@@ -142,6 +147,7 @@ class Shard:
 
     def _validate(self, plan: RelocationPlan) -> int:
         """The plan's digest by this rank's own table. Raises PlanError if it does not fit."""
+        plan.check_shapes(self.block_size)
         row = self.row_of(plan.request_id)
         if row is None or self.incarnations.get(plan.request_id) != plan.incarnation:
             raise PlanError(f"no row of incarnation {plan.incarnation} on this rank")
@@ -160,6 +166,8 @@ class Shard:
         if sources != plan.source_blocks.tolist():
             raise PlanError(f"sources are {sources} here")
         destinations = plan.destination_blocks.tolist()
+        if not all(0 < block < self.engine.num_blocks for block in destinations):
+            raise PlanError(f"destinations {destinations} are not all blocks of the pool")
         if len({*row, *destinations}) != len(row) + len(destinations):
             raise PlanError("I2: a destination is in the row or twice in the plan")
         return plan_digest(plan, table.positions[plan.source_tokens()[plan.selected]])

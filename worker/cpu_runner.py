@@ -17,6 +17,7 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from vtoken.copy_cpu import CpuCopyEngine
+from vtoken.errors import UnsupportedError
 from vtoken.plan import NO_ORDERS, StepOrders, StepReport
 from vtoken.shard import Shard
 from worker.compat import check_layers, replica_options
@@ -45,6 +46,8 @@ class VTokenCPUModelRunner(CPUModelRunner):
     num_hook_calls = 0
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
+        if self.shard is not None:
+            raise UnsupportedError("the KV cache is made anew: start the engine again instead")
         super().initialize_kv_cache(*args, **kwargs)
         layers = get_layers_from_vllm_config(self.vllm_config, Attention)
         check_layers(layers)

@@ -109,6 +109,10 @@ class FakeCopyEngine:
         self.corrupts = False
         self.copies: dict[int, Copy] = {}
 
+    @property
+    def num_blocks(self) -> int:
+        return self.memory.positions.size // self.memory.block_size
+
     def start(self, plan: RelocationPlan) -> None:
         operation = self.streams.on_migration(plan, self.after_main)
         self.copies[plan.plan_id] = Copy(plan, operation)

@@ -10,6 +10,7 @@ from harness.replica import BLOCK_SIZE, Replica, prompt
 from harness.scenes import KEEP_HALF, LONG_CHUNKS, aborts, open_plan, step_until, with_open_plan
 from vtoken.errors import InvariantError
 from vtoken.policy import TokenView
+from vtoken.reclaimer import MAX_REFUSALS
 
 Make = Callable[..., Replica]
 
@@ -23,6 +24,17 @@ def test_a_damaged_copy_is_aborted_and_no_row_changes(make: Make) -> None:
     replica.worker.engine.corrupts = False
     assert aborts(replica) == {"refused": 1}
     assert replica.worker.rows["r1"][: len(row)] == row
+
+
+def test_copies_that_fail_again_and_again_end_their_request_alone(make: Make) -> None:
+    replica = make(num_blocks=40)
+    with_open_plan(replica)
+    replica.arrive(prompt(1, 100), 160)
+    replica.worker.engine.corrupts = True
+    step_until(replica, lambda: "r1" not in replica.scheduler.requests)
+    assert aborts(replica) == {"refused": MAX_REFUSALS}
+    assert list(replica.scheduler.requests) == ["r2"]
+    assert not replica.scheduler.reclaimer.two_phase.open_plans
 
 
 def test_a_shard_with_another_table_is_found_out_before_any_row_changes(make: Make) -> None:

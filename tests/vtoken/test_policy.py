@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vtoken.errors import OptionError, PolicyError
+from vtoken.policies import POLICIES
 from vtoken.policy import (
     TokenView,
     checked_scores,
@@ -86,6 +87,35 @@ def test_scores_that_cannot_be_ranked_are_refused(scores: np.ndarray, reason: st
 
     with pytest.raises(PolicyError, match=reason):
         checked_scores(Broken(), view_of([0, 1, 2, 3]))
+
+
+class Raising:
+    num_protected = 0
+
+    def score(self, view: TokenView) -> np.ndarray:
+        raise KeyError("layer 7")
+
+
+class Wordy:
+    num_protected = 0
+
+    def score(self, view: TokenView) -> list[str]:
+        return ["high"] * view.positions.size
+
+
+@pytest.mark.parametrize(("policy", "cause"), [(Raising(), "layer 7"), (Wordy(), "high")])
+def test_whatever_a_policy_raises_is_a_policy_error(policy: Any, cause: str) -> None:
+    with pytest.raises(PolicyError, match=cause):
+        checked_scores(policy, view_of([0, 1, 2, 3]))
+
+
+def test_a_policy_that_cannot_be_made_is_an_option_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(seed: int, sinks: int) -> None:
+        raise FileNotFoundError("weights.bin")
+
+    monkeypatch.setitem(POLICIES, "learned", broken)
+    with pytest.raises(OptionError, match=r"`policy`='learned' cannot be made: .*weights.bin"):
+        make_policy("learned", seed=0, sinks=4)
 
 
 def test_infinite_scores_can_be_ranked() -> None:
