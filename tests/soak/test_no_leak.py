@@ -6,15 +6,10 @@ The invariants are checked by the server itself (VTOKEN_CHECK=1): one violation 
 
 import asyncio
 import json
-import os
 import random
-import signal
-import socket
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,21 +17,11 @@ from typing import Any
 import httpx
 import pytest
 
+from soak.server import AT_ONCE, NUM_BLOCKS, TICK, soak_server
+
 pytestmark = pytest.mark.engine
 
-BLOCK_SIZE, NUM_BLOCKS = 32, 64
-REQUESTS, AT_ONCE = 640, 24
-TICK = 32
-OPTIONS = {
-    "policy": "random",
-    "budget_tokens": 64,
-    "sinks": 4,
-    "recent": 16,
-    "tick_tokens": TICK,
-    "evict_after_tokens": 0,
-    "reclaim": "eager",
-    "theta_f": 0.0,
-}
+REQUESTS = 640
 KEEPERS = range(200, 240)
 POLICIES: tuple[dict[str, Any], ...] = (
     {},
@@ -44,70 +29,6 @@ POLICIES: tuple[dict[str, Any], ...] = (
     {"vtoken.policy": "random", "vtoken.keep_ratio": 0.5, "vtoken.seed": 7},
     {"vtoken.policy": "keep_all"},
 )
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Base URL of a running server; at the end it must stop by itself on SIGTERM."""
-    from worker.tiny_model import tiny_model
-
-    folder = tmp_path_factory.mktemp("soak")
-    model = tiny_model(folder / "tiny")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    arguments = {
-        "model": model,
-        "served-model-name": "tiny",
-        "host": "127.0.0.1",
-        "port": port,
-        "dtype": "float32",
-        "block-size": BLOCK_SIZE,
-        "max-model-len": 1024,
-        "max-num-seqs": AT_ONCE,
-        "num-gpu-blocks-override": NUM_BLOCKS + 1,
-        "kv-cache-memory-bytes": 1 << 28,
-        "scheduler-cls": "worker.scheduler.VTokenScheduler",
-        "worker-cls": "worker.cpu_worker.VTokenCPUWorker",
-        "additional-config": json.dumps({"vtoken": OPTIONS}),
-    }
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager"]
-    command += ["--async-scheduling"]
-    for name, value in arguments.items():
-        command += [f"--{name}", str(value)]
-    environment = os.environ | {
-        "VLLM_PLUGINS": "vtoken",
-        "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
-        "VTOKEN_CHECK": "1",
-    }
-    log = folder / "server.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        _wait_until_ready(url, process, log)
-        yield url
-        assert process.poll() is None, _tail(log)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(120)
-
-
-def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 420
-    while time.monotonic() < deadline:
-        assert process.poll() is None, _tail(log)
-        try:
-            if httpx.get(f"{url}/health", timeout=5).status_code == 200:
-                return
-        except httpx.TransportError:
-            time.sleep(0.3)
-    raise AssertionError(f"not ready in time\n{_tail(log)}")
-
-
-def _tail(log: Path) -> str:
-    return log.read_text(errors="replace")[-4000:]
 
 
 async def _tokens_so_far(answer: httpx.Response) -> AsyncIterator[int]:
@@ -232,7 +153,12 @@ class Load:
         return (await self.client.get("/vtoken/status")).json()
 
 
-def test_hundreds_of_bad_clients_leave_the_pool_as_it_was(server: str) -> None:
+def test_hundreds_of_bad_clients_leave_the_pool_as_it_was(tmp_path: Path) -> None:
+    with soak_server(tmp_path) as server:
+        check_bad_clients(server)
+
+
+def check_bad_clients(server: str) -> None:
     before = httpx.get(f"{server}/vtoken/status").json()
     assert before["blocks_free"] == before["blocks_total"] == NUM_BLOCKS
     load = Load(server)
