@@ -20,6 +20,7 @@ from vtoken.plan import NO_ORDERS, RelocationPlan, StepOrders, StepReport
 from vtoken.planner import BlockPort, Planner
 from vtoken.request import EvictingRequest, RequestTotals
 from vtoken.stats import ReclaimStats
+from vtoken.ticks import TickQueue
 from vtoken.two_phase import TwoPhase, Verdict
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class Reclaimer:
         self.two_phase = TwoPhase(num_ranks)
         self.audit = AuditTrail(options.audit_dir)
         self.stats = ReclaimStats()
+        self.ticks = TickQueue()
         self.requests: dict[str, EvictingRequest] = {}
         self.totals: dict[str, RequestTotals] = {}
         # Requests that cannot go on as they asked to, for the engine to end with an error.
@@ -48,7 +50,6 @@ class Reclaimer:
         self._step = 0
         self._next_plan_id = 0
         self._next_incarnation = 0
-        self._due: dict[int, list[EvictingRequest]] = {}
         self._started: dict[str, int] = {}
         self._commits: list[int] = []
         self._aborts: list[int] = []
@@ -66,7 +67,7 @@ class Reclaimer:
         request.totals = self.totals.setdefault(request_id, RequestTotals())
         self.requests[request_id] = request
         self._started[request_id] = request.incarnation
-        self._due.setdefault(self._step, []).append(request)
+        self.ticks.add(request, self._step)
         self._record(request, "start")
 
     def drop(self, request_id: str, cause: str) -> None:
@@ -113,9 +114,8 @@ class Reclaimer:
         Args:
             blocked: an admission or an allocation waits for blocks.
         """
-        for request in self._due.pop(self._step, ()):
-            if self.requests.get(request.request_id) is request:
-                self._visit(request)
+        for request, length in self.ticks.take(self._step, self._length_of):
+            self._visit(request, length)
         prepares = []
         for request, draft in self.planner.proposals(blocked):
             plan = self._prepare(request, draft)
@@ -134,12 +134,9 @@ class Reclaimer:
         """Run plans over the next steps until none has a gain (``planner.draining``)."""
         self.planner.drain(self.requests.values())
 
-    def _visit(self, request: EvictingRequest) -> None:
-        if request.failed:
-            return
-        request_id, length = request.request_id, self.port.length(request.request_id)
+    def _visit(self, request: EvictingRequest, length: int) -> None:
         if request.is_due(length):
-            new_blocks = self.port.row_from(request_id, len(request.table.block_ids))
+            new_blocks = self.port.row_from(request.request_id, len(request.table.block_ids))
             try:
                 evicted = request.tick(new_blocks, length)
             except PolicyError as error:
@@ -150,7 +147,12 @@ class Reclaimer:
             self.planner.note(request)
         # A decoding request grows by at most one token a step; a prefill may end any time.
         wait = 1 if length < request.prefill_end else max(1, request.next_tick - length)
-        self._due.setdefault(self._step + wait, []).append(request)
+        self.ticks.add(request, self._step + wait)
+
+    def _length_of(self, request: EvictingRequest) -> int | None:
+        """None when this incarnation has ended, or waits for its end."""
+        runs = self.requests.get(request.request_id) is request and not request.failed
+        return self.port.length(request.request_id) if runs else None
 
     # -- life of a plan ------------------------------------------------------------------------
 

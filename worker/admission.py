@@ -17,6 +17,7 @@ from scheduler.admission import (
     worst_live,
 )
 from vtoken.options import EvictionOptions
+from vtoken.ticks import MAX_TICKS
 
 if TYPE_CHECKING:
     from worker.scheduler import VTokenScheduler
@@ -48,6 +49,8 @@ class Admission:
         self.block_size = scheduler.block_size
         self.steps = scheduler.depth + 1
         self.compacts = scheduler.replica_options.backend == "lazy_compaction"
+        # Steps that a policy run may be late, as only so many share a step.
+        self.late = scheduler.max_num_running_reqs // MAX_TICKS
         self.blocked = False
         self._footprints: dict[str, Footprint] = {}
 
@@ -56,7 +59,7 @@ class Admission:
         longest = request.num_prompt_tokens + request.max_tokens
         full_tokens = min(longest, self.scheduler.max_model_len)
         live = worst_live(options, request.num_prompt_tokens, full_tokens)
-        growth = growth_tokens(self.steps, options.tick_tokens, 0)
+        growth = growth_tokens(self.steps, options.tick_tokens + self.late, 0)
         self._footprints[request.request_id] = Footprint(
             live,
             worst_blocks(live, growth, self.block_size),
