@@ -25,6 +25,8 @@ from cluster.settings import AppSettings
 from worker.model import ModelError, default_model
 
 HOST, PORT = "127.0.0.1", 8000
+# At most: an engine that is killed before it has ended leaves no audit trail.
+DRAIN_S = 60.0
 EVICTION = {"policy": "random", "seed": 0, "keep_ratio": 0.5, "reclaim": "eager"}
 TEXT_WIDTH = 96
 
@@ -94,12 +96,12 @@ def _settings(plan: Plan, model: Path, folder: Path) -> AppSettings:
         options=None if plan.options is None else {**plan.options, **audit},
         engine={"block_size": BLOCK_SIZE, "kv_cache_memory_bytes": 2**29},
         environment=ledger_environment(_ledger(plan, folder)),
-        drain_s=5,
+        drain_s=DRAIN_S,
     )
 
 
 def _run(plan: Plan, replicas: DeploymentHandle, cluster: LocalCluster, folder: Path) -> Arm:
-    with running_app(build_front_door(replicas, drain_s=5), cluster):
+    with running_app(build_front_door(replicas, DRAIN_S), cluster):
         replies, seconds = send_all(
             cluster.url, lambda tokens, elapsed: _progress(plan, tokens, elapsed)
         )

@@ -12,7 +12,6 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -131,9 +130,9 @@ def _running(targets: list[RunTarget], cluster: LocalCluster) -> Iterator[list[D
     try:
         yield handles
     finally:
-        # Side by side, as each waits for its replicas to stop.
-        with _signals_ignored(), ThreadPoolExecutor() as pool:
-            list(pool.map(serve.delete, names))
+        with _signals_ignored():
+            for name in names:
+                serve.delete(name)
 
 
 def _reason(names: list[str]) -> str:
