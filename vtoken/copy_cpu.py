@@ -38,13 +38,14 @@ class CpuCopyEngine:
     def num_blocks(self) -> int:
         return self._flat[0].shape[0]
 
-    def start(self, plan: RelocationPlan) -> None:
+    def start(self, plans: Sequence[RelocationPlan]) -> None:
         """Copy now: the caller has just run the forward of this step to its end."""
-        sources, destinations = plan.moves()
-        if not sources.size:
-            return
-        for flat in self._flat:
-            flat[self._where(flat, destinations)] = self._gather(flat, sources)
+        for plan in plans:
+            sources, destinations = plan.moves()
+            if not sources.size:
+                continue
+            for flat in self._flat:
+                flat[self._where(flat, destinations)] = self._gather(flat, sources)
 
     def is_done(self, plan_id: int) -> bool:
         return True

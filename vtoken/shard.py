@@ -20,14 +20,14 @@ Int32s = npt.NDArray[np.int32]
 
 
 class CopyEngine(Protocol):
-    """Moves K/V of all layers. ``start`` must order the copy after the forward just issued."""
+    """Moves K/V of all layers. ``start`` must order the copies after the forward just issued."""
 
     @property
     def num_blocks(self) -> int:
         """Blocks of the pool that it copies in, vLLM's null block 0 included."""
         ...
 
-    def start(self, plan: RelocationPlan) -> None: ...
+    def start(self, plans: Sequence[RelocationPlan]) -> None: ...
 
     def is_done(self, plan_id: int) -> bool:
         """Whether every byte of the plan has arrived (never blocks)."""
@@ -121,7 +121,7 @@ class Shard:
 
     def prepare(self, plans: Sequence[RelocationPlan]) -> list[Vote]:
         """PREPAREs of a step, after its forward was issued: validate, vote, start the copies."""
-        votes = []
+        votes, fitting = [], []
         for plan in plans:
             self._open[plan.plan_id] = plan
             try:
@@ -129,9 +129,11 @@ class Shard:
             except PlanError as error:
                 votes.append(Vote(plan.plan_id, self.rank, 0, False, False, str(error)))
                 continue
-            self.engine.start(plan)
+            fitting.append(plan)
             self._copying[plan.plan_id] = digest
             votes.append(Vote(plan.plan_id, self.rank, digest, True, False))
+        if fitting:
+            self.engine.start(fitting)
         return votes
 
     def copied(self) -> list[Vote]:

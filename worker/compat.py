@@ -19,7 +19,13 @@ from vtoken.options import ReplicaOptions, parse_replica_options
 SUPPORTED_VLLM = "0.32.0"
 SCHEDULER = "worker.scheduler.VTokenScheduler"
 CPU_WORKER = "worker.cpu_worker.VTokenCPUWorker"
+GPU_WORKER = "worker.gpu_worker.VTokenGPUWorker"
 PLAIN_KV_DTYPES = ("auto", "float16", "bfloat16", "float32")
+
+
+def worker_class() -> str:
+    """The worker that runs on this platform."""
+    return CPU_WORKER if current_platform.is_cpu() else GPU_WORKER
 
 
 def is_vtoken(config: VllmConfig) -> bool:
@@ -66,10 +72,10 @@ def _config_rules(config: VllmConfig) -> Iterable[tuple[str, bool, str]]:
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
     scheduler, attention = config.scheduler_config, config.attention_config
     block_size = cache.block_size or 0
-    on_cpu = current_platform.is_cpu()
-    yield "device", not on_cpu, "only the CPU backend has hooks in this version"
-    yield "worker_cls", parallel.worker_cls != CPU_WORKER, f"set it to {CPU_WORKER}"
-    yield "block_size", block_size % 32 != 0, "use a multiple of 32 on the CPU"
+    on_cpu, on_cuda = current_platform.is_cpu(), current_platform.is_cuda()
+    yield "device", not on_cpu and not on_cuda, "use a CPU or an NVIDIA GPU"
+    yield "worker_cls", parallel.worker_cls != worker_class(), f"set it to {worker_class()}"
+    yield "block_size", on_cpu and block_size % 32 != 0, "use a multiple of 32 on the CPU"
     yield "kv_cache_dtype", cache.cache_dtype not in PLAIN_KV_DTYPES, "use auto"
     yield "speculative_config", config.speculative_config is not None, "remove it"
     yield "kv_transfer_config", config.kv_transfer_config is not None, "remove the KV connector"
@@ -92,7 +98,8 @@ def _config_rules(config: VllmConfig) -> Iterable[tuple[str, bool, str]]:
     yield "scheduler_reserve_full_isl", not reserve, "leave it on: admission hangs on it"
     yield "enable_chunked_prefill", not scheduler.enable_chunked_prefill, "leave it on"
     # Last: other options of this list choose the V2 runner themselves.
-    yield "VLLM_USE_V2_MODEL_RUNNER", config.use_v2_model_runner, "unset it on the CPU"
+    wrong_runner = config.use_v2_model_runner == on_cpu
+    yield "VLLM_USE_V2_MODEL_RUNNER", wrong_runner, "unset it: V1 on the CPU, V2 on a GPU"
 
 
 def check_kv_cache(kv_cache_config: KVCacheConfig, block_size: int, hash_block_size: int) -> None:
@@ -127,15 +134,14 @@ def check_layers(layers: Mapping[str, Any]) -> None:
     Raises:
         UnsupportedError: names the layer and what it has.
     """
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
-
+    supported: Any = _attention_class()
     if not layers:
         raise UnsupportedError("the model has no attention layers")
     for name, layer in layers.items():
         impl = layer.impl
-        if type(impl) is not CPUAttentionBackendImpl:
+        if type(impl) is not supported:
             raise UnsupportedError(f"{name}: attention backend {type(impl).__name__}")
-        if impl.sliding_window not in (None, -1):
+        if impl.sliding_window not in (None, -1, (-1, -1)):
             raise UnsupportedError(f"{name}: sliding window {impl.sliding_window}")
         if impl.alibi_slopes is not None:
             raise UnsupportedError(f"{name}: ALiBi biases by distance in the row")
@@ -143,6 +149,16 @@ def check_layers(layers: Mapping[str, Any]) -> None:
             raise UnsupportedError(f"{name}: shares its K/V with another layer")
         if impl.attn_type != "decoder":
             raise UnsupportedError(f"{name}: attention type {impl.attn_type}")
+
+
+def _attention_class() -> type:
+    if current_platform.is_cpu():
+        from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
+
+        return CPUAttentionBackendImpl
+    from vllm.v1.attention.backends.flash_attn import FlashAttentionImpl
+
+    return FlashAttentionImpl
 
 
 def _qualified_name(value: object) -> str | None:

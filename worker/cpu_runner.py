@@ -6,14 +6,12 @@ slots are looked up at position - shift, attention length is length - shift, the
 Positions, sampling and everything else keep logical lengths.
 """
 
-from copy import copy
 from typing import Any
 
 import torch
 from vllm.config import get_layers_from_vllm_config
 from vllm.model_executor.layers.attention import Attention
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from vtoken.copy_cpu import CpuCopyEngine
@@ -23,19 +21,7 @@ from vtoken.shard import Shard
 from worker.compat import check_layers, replica_options
 from worker.cpu_layout import learn_layout
 from worker.invariants import checks_enabled
-
-
-class ReportingOutput(AsyncModelRunnerOutput):
-    """An async output that carries the shard's report once it resolves."""
-
-    def __init__(self, inner: AsyncModelRunnerOutput, report: StepReport) -> None:
-        self.inner = inner
-        self.report = report
-
-    def get_output(self) -> ModelRunnerOutput:
-        output = self.inner.get_output()
-        output.vtoken = self.report
-        return output
+from worker.step_report import attach, report_of
 
 
 class VTokenCPUModelRunner(CPUModelRunner):
@@ -70,16 +56,15 @@ class VTokenCPUModelRunner(CPUModelRunner):
             shard.start(request_id, incarnation)
         output = super().execute_model(scheduler_output, *args, **kwargs)
         # Copies come after the forward: the sources may have been written by it.
-        votes = shard.prepare(orders.prepares) + shard.copied()
-        report = StepReport(_merge(votes)) if votes else None
+        report = report_of(shard.prepare(orders.prepares) + shard.copied())
         if output is None:  # tokens follow in sample_tokens
             self._report = report
             return None
-        return _attach(output, report)
+        return attach(output, report)
 
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
         report, self._report = self._report, None
-        return _attach(super().sample_tokens(*args, **kwargs), report)
+        return attach(super().sample_tokens(*args, **kwargs), report)
 
     def _settle(self, orders: StepOrders) -> None:
         for splice in self._shard().settle(orders):
@@ -130,21 +115,6 @@ class VTokenCPUModelRunner(CPUModelRunner):
             return None
         shifts = [shard.shift(request_id) for request_id in self.input_batch.req_ids[:num_reqs]]
         return torch.tensor(shifts) if any(shifts) else None
-
-
-def _attach(output: Any, report: StepReport | None) -> Any:
-    if report is None:
-        return output
-    if isinstance(output, AsyncModelRunnerOutput):
-        return ReportingOutput(output, report)
-    output = copy(output)  # a step without tokens answers with a singleton shared by all
-    output.vtoken = report
-    return output
-
-
-def _merge(votes: list[Any]) -> tuple[Any, ...]:
-    """The last vote of each plan: copied when the forward returns, PREPARED is in it too."""
-    return tuple({vote.plan_id: vote for vote in votes}.values())
 
 
 def _distinct(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

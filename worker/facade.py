@@ -118,11 +118,11 @@ def _use_all_cores() -> None:
 
 def _plugin_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     # Imported here: it imports vtoken, which a stock replica does without.
-    from worker.compat import CPU_WORKER, SCHEDULER
+    from worker.compat import SCHEDULER, worker_class
 
     return {
         "scheduler_cls": SCHEDULER,
-        "worker_cls": CPU_WORKER,
+        "worker_cls": worker_class(),
         "additional_config": {"vtoken": dict(options)},
     }
 

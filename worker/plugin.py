@@ -12,20 +12,21 @@ from vllm.config import VllmConfig
 
 def register() -> None:
     """Install the hooks once per process."""
-    _wrap_cpu_platform()
+    _wrap_platform()
     _wrap_input_processor()
     _extend_engine_core()
 
 
-def _wrap_cpu_platform() -> None:
+def _wrap_platform() -> None:
     """vLLM's CPU platform turns async scheduling off after it has read the configuration; put
     the requested value back, for vToken only. The platform check is also the first moment at
     which a configuration can be refused, in the front end as well."""
-    from vllm.platforms.cpu import CpuPlatform
+    from vllm.platforms import current_platform
 
     from worker.compat import check_config, is_vtoken
 
-    original = CpuPlatform.check_and_update_config
+    platform = type(current_platform)
+    original = platform.check_and_update_config
     if getattr(original, "wrapped_by_vtoken", False):
         return
 
@@ -33,12 +34,12 @@ def _wrap_cpu_platform() -> None:
     def check_and_update_config(cls: type, vllm_config: VllmConfig) -> None:
         requested = vllm_config.scheduler_config.async_scheduling
         original(vllm_config)
-        if is_vtoken(vllm_config):
+        if is_vtoken(vllm_config) and current_platform.is_cpu():
             vllm_config.scheduler_config.async_scheduling = requested
         check_config(vllm_config)
 
     check_and_update_config.wrapped_by_vtoken = True  # type: ignore[attr-defined]
-    CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
+    platform.check_and_update_config = classmethod(check_and_update_config)
 
 
 def _wrap_input_processor() -> None:

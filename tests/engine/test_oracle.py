@@ -73,6 +73,7 @@ def test_every_token_is_the_choice_of_attention_without_the_reclaimed(
     cases: list[Case], oracle: Oracle
 ) -> None:
     verdicts = oracle.judge_all(cases)
+    print(f"largest difference: {max(v.max_difference for v in verdicts):.1e}")
     assert all(verdict.agrees for verdict in verdicts), verdicts
 
 
@@ -81,6 +82,7 @@ def test_a_wrong_mask_is_told_apart_on_every_prompt(
     fault: Callable[[Case], Case], cases: list[Case], oracle: Oracle
 ) -> None:
     verdicts = oracle.judge_all([fault(case) for case in cases])
+    print(f"{fault.__name__}: smallest {min(v.max_difference for v in verdicts):.1e}")
     assert not any(verdict.agrees for verdict in verdicts), verdicts
 
 

@@ -6,7 +6,7 @@ No plan of ours frees nothing, and both sides refuse one, so these tests take th
 away and replace the backend.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,9 +53,10 @@ class Relocations:
         copies = self.engine.shard.engine
         start = copies.start
 
-        def start_and_act(plan: RelocationPlan) -> None:
-            start(plan)
-            action(plan)
+        def start_and_act(plans: Sequence[RelocationPlan]) -> None:
+            start(plans)
+            for plan in plans:
+                action(plan)
 
         self.monkeypatch.setattr(copies, "start", start_and_act)
 

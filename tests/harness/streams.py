@@ -5,6 +5,7 @@ block, at least one of them writing, must be ordered by an event. Whoever is iss
 have waited, so one look at issue time sees every race, whatever the timing of this run.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -113,9 +114,10 @@ class FakeCopyEngine:
     def num_blocks(self) -> int:
         return self.memory.positions.size // self.memory.block_size
 
-    def start(self, plan: RelocationPlan) -> None:
-        operation = self.streams.on_migration(plan, self.after_main)
-        self.copies[plan.plan_id] = Copy(plan, operation)
+    def start(self, plans: Sequence[RelocationPlan]) -> None:
+        for plan in plans:
+            operation = self.streams.on_migration(plan, self.after_main)
+            self.copies[plan.plan_id] = Copy(plan, operation)
 
     def is_done(self, plan_id: int) -> bool:
         copy = self.copies[plan_id]

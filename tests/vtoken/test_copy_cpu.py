@@ -69,7 +69,7 @@ def test_every_element_of_a_moved_token_arrives_and_nothing_else_changes(
 ) -> None:
     cache, plan = Cache(dtype), example([6, 2])
     expected = moved(cache.read(), plan)
-    cache.engine.start(plan)
+    cache.engine.start([plan])
     assert np.array_equal(cache.read(), expected)
     assert cache.engine.is_done(plan.plan_id)
     assert cache.engine.num_wrong_tokens(plan) == 0
@@ -79,7 +79,7 @@ def test_every_element_of_a_moved_token_arrives_and_nothing_else_changes(
 @pytest.mark.parametrize("half", [0, 1])
 def test_one_flipped_bit_in_a_destination_is_one_wrong_token(layer: int, half: int) -> None:
     cache, plan = Cache(torch.float32), example([6, 2])
-    cache.engine.start(plan)
+    cache.engine.start([plan])
     values = cache.read()
     values[layer, half, 2, 1, 3, 4] ^= 1 << 20
     cache.write(values)
@@ -90,7 +90,7 @@ def test_not_a_number_is_as_good_a_payload_as_any() -> None:
     cache, plan = Cache(torch.float32), example([6, 2])
     for layer in cache.layers:
         layer.fill_(float("nan"))
-    cache.engine.start(plan)
+    cache.engine.start([plan])
     assert cache.engine.num_wrong_tokens(plan) == 0
 
 
@@ -98,7 +98,7 @@ def test_a_plan_without_moves_touches_nothing() -> None:
     cache = Cache(torch.float32)
     plan = make_plan(make_request(15, dead=range(4, 12)), sources=[1, 2], destinations=[])
     before = cache.read()
-    cache.engine.start(plan)
+    cache.engine.start([plan])
     assert np.array_equal(cache.read(), before)
     assert cache.engine.num_wrong_tokens(plan) == 0
 
@@ -107,7 +107,7 @@ def test_copying_k_as_if_it_were_plain_gives_noise() -> None:
     """The control: V arrives, K does not, and the engine that knows the layout sees it."""
     cache, plan = Cache(torch.float32), example([6, 2])
     expected = moved(cache.read(), plan)
-    CpuCopyEngine(cache.layers, cache.index[1], cache.index[1]).start(plan)
+    CpuCopyEngine(cache.layers, cache.index[1], cache.index[1]).start([plan])
     assert not np.array_equal(cache.read()[:, 0], expected[:, 0])
     assert np.array_equal(cache.read()[:, 1], expected[:, 1])
     assert cache.engine.num_wrong_tokens(plan) > 0

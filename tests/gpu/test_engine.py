@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's V2 runner on a GPU, with CUDA graphs, compilation, async scheduling and prefix caching."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vtoken.backends import Draft, Limits
+from vtoken.plan import RelocationPlan
+from vtoken.reclaimer import Reclaimer
+
+pytestmark = pytest.mark.gpu
+
+STEPS_BETWEEN = 10
+
+
+def every_private_block(
+    block_live: Any, movable: Any, block_size: int, limits: Limits
+) -> Draft | None:
+    sources = np.flatnonzero(movable).astype(np.int32)
+    if not sources.size or sources.size > limits.max_destinations:
+        return None
+    return Draft(sources, sources.size)
+
+
+class Relocations:
+    """Moves every full private block every few steps, without dropping a token."""
+
+    def __init__(self, engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        planner = engine.scheduler.reclaimer.planner
+        monkeypatch.setattr(planner, "backend", every_private_block)
+        monkeypatch.setattr(Reclaimer, "_gain_now", lambda self, plan: 1)
+        monkeypatch.setattr(RelocationPlan, "gain", property(lambda plan: 1))
+        self.engine, self.monkeypatch, self.steps = engine, monkeypatch, 0
+
+    def after_step(self) -> None:
+        self.steps += 1
+        if self.steps % STEPS_BETWEEN == 0:
+            self.engine.scheduler.reclaimer.reclaim_now()
+
+
+@pytest.fixture
+def relocations(engine: Any, monkeypatch: pytest.MonkeyPatch) -> Relocations:
+    return Relocations(engine, monkeypatch)
+
+
+def committed(engine: Any) -> int:
+    return engine.scheduler.reclaimer.stats.plans_committed
+
+
+def test_the_runner_is_the_one_that_users_get(engine: Any) -> None:
+    config = engine.llm.llm_engine.vllm_config
+    assert config.use_v2_model_runner and config.scheduler_config.async_scheduling
+    assert config.compilation_config.cudagraph_mode.has_full_cudagraphs()
+    assert config.cache_config.enable_prefix_caching
+
+
+def test_nothing_evicted_nothing_changed(
+    engine: Any, prompts: list[list[int]], greedy: Any, stock_tokens: list[list[int]]
+) -> None:
+    before = engine.runner.num_hook_calls
+    assert engine.run(prompts, greedy(policy="keep_all")) == stock_tokens
+    assert engine.runner.num_hook_calls > before
+
+
+def test_moving_every_private_block_again_and_again_changes_no_output(
+    engine: Any,
+    relocations: Relocations,
+    prompts: list[list[int]],
+    greedy: Any,
+    stock_tokens: list[list[int]],
+) -> None:
+    before = committed(engine)
+    sampling = greedy(policy="random", keep_ratio=1.0)
+    assert engine.run(prompts, sampling, relocations.after_step) == stock_tokens
+    assert committed(engine) - before >= 4 * len(prompts)
+
+
+def test_a_token_taken_from_elsewhere_changes_the_output(
+    engine: Any,
+    relocations: Relocations,
+    prompts: list[list[int]],
+    greedy: Any,
+    stock_tokens: list[list[int]],
+) -> None:
+    monkeypatch = relocations.monkeypatch
+    shard, copies = engine.runner.shard, engine.runner.shard.engine
+    monkeypatch.setattr(shard, "check", False)
+    start, broken = copies.start, []
+
+    def start_and_break(plans: Sequence[RelocationPlan]) -> None:
+        start(plans)
+        if not broken:
+            broken.append(plans[0].request_id)
+            _, slots = plans[0].moves()
+            (block, wrong), (_, other) = (divmod(int(slots[i]), copies.block_size) for i in (0, 3))
+            copies._stream.synchronize()
+            for cache in copies._caches:
+                cache[block, :, wrong] = cache[block, :, other]
+
+    monkeypatch.setattr(copies, "start", start_and_break)
+    sampling = greedy(policy="random", keep_ratio=1.0)
+    tokens = engine.run(prompts, sampling, relocations.after_step)
+    assert broken and tokens != stock_tokens
+
+
+def test_eviction_gives_blocks_back_and_the_pool_ends_as_it_was(
+    engine: Any, prompts: list[list[int]], greedy: Any, stock_tokens: list[list[int]]
+) -> None:
+    reclaimer = engine.scheduler.reclaimer
+    free, before = reclaimer.port.num_free(), committed(engine)
+    aborted = dict(reclaimer.stats.plans_aborted)
+    sampling = greedy(policy="random", keep_ratio=0.5, tick_tokens=16, recent=16)
+    tokens = engine.run(prompts, sampling)
+    assert tokens != stock_tokens, "a control: eviction is seen"
+    assert committed(engine) - before >= 2 * len(prompts)
+    assert not {"refused", "diverged"} & set(reclaimer.stats.plans_aborted) - set(aborted)
+    assert reclaimer.port.num_free() == free

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copy engine for K/V tensors on a CUDA device: one kernel launch for all layers and all plans.
+
+Copies run on a stream of their own, after the forward that may have written their sources, while
+the main stream goes on. Out of place, so no copy reads what another one writes.
+
+Shape letters: B blocks, H kv heads, S tokens a block, D head size, N moved tokens, L layers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from vtoken.errors import UnsupportedError
+from vtoken.plan import RelocationPlan
+
+
+@triton.jit
+def _copy_tokens(  # type: ignore  # noqa: PLR0913, PLR0917
+    layers,  # uint64 [L]: address of each layer's cache
+    moves,  # int64 [2, N]: source slots, destination slots
+    num_moves,
+    stride_block,
+    stride_head,
+    stride_slot,
+    SIZE: tl.constexpr,
+    HEADS: tl.constexpr,
+    WORDS: tl.constexpr,
+    HEADS_UP: tl.constexpr,
+    WORDS_UP: tl.constexpr,
+):
+    """Copy one token's K and V of all heads in one layer, as 64-bit words. Strides in words."""
+    move = tl.program_id(0)
+    cache = tl.load(layers + tl.program_id(1)).to(tl.pointer_type(tl.int64))
+    source = tl.load(moves + move)
+    destination = tl.load(moves + num_moves + move)
+    head = tl.arange(0, HEADS_UP)[:, None]
+    word = tl.arange(0, WORDS_UP)[None, :]
+    mask = (head < HEADS) & (word < WORDS)
+    within = head * stride_head + word
+    source_at = (source // SIZE) * stride_block + (source % SIZE) * stride_slot
+    destination_at = (destination // SIZE) * stride_block + (destination % SIZE) * stride_slot
+    values = tl.load(cache + source_at + within, mask=mask)
+    tl.store(cache + destination_at + within, values, mask=mask)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Words of 64 bits between neighbours, the same in every layer."""
+
+    block: int
+    head: int
+    slot: int
+    words: int
+
+
+class CudaCopyEngine:
+    """Moves tokens between blocks of caches with plain slots.
+
+    Args:
+        kv_caches: one tensor a layer, ``[B, H, S, 2D]`` by shape with K and V of a token and head
+            in one run of 2D elements; any strides between heads, slots and blocks.
+
+    Raises:
+        UnsupportedError: the caches differ in layout, or a run is not made of 64-bit words.
+    """
+
+    def __init__(self, kv_caches: Sequence[torch.Tensor]) -> None:
+        first = kv_caches[0]
+        self._caches = list(kv_caches)
+        self.num_blocks, self.heads, self.block_size, _ = first.shape
+        self._layout = _layout_of(first)
+        if any(
+            cache.shape != first.shape or _layout_of(cache) != self._layout for cache in kv_caches
+        ):
+            raise UnsupportedError("the layers' KV caches differ in shape or strides")
+        addresses = np.array([cache.data_ptr() for cache in kv_caches], np.uint64)
+        self._addresses = torch.from_numpy(addresses).to(first.device)
+        self._stream = torch.cuda.Stream(first.device)
+        self._done: dict[int, torch.cuda.Event] = {}
+
+    def start(self, plans: Sequence[RelocationPlan]) -> None:
+        """Issue the copies of all plans behind everything issued on the main stream so far."""
+        moves = np.concatenate([np.stack(plan.moves()) for plan in plans], axis=1)
+        ready, done = torch.cuda.Event(), torch.cuda.Event()
+        ready.record()
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(ready)
+            if moves.size:
+                self._copy(moves)
+            done.record()
+        for plan in plans:
+            self._done[plan.plan_id] = done
+
+    def is_done(self, plan_id: int) -> bool:
+        return self._done[plan_id].query()
+
+    def wait(self, plan_id: int) -> None:
+        """Make the main stream wait, on the device: the host never does."""
+        done = self._done.pop(plan_id, None)
+        if done is not None:
+            torch.cuda.current_stream().wait_event(done)
+
+    def num_wrong_tokens(self, plan: RelocationPlan) -> int:
+        """Compares bits on the host; for checks only."""
+        sources, destinations = (torch.from_numpy(slots) for slots in plan.moves())
+        wrong = torch.zeros(len(sources), dtype=torch.bool)
+        with torch.cuda.stream(self._stream):
+            for cache in self._caches:
+                before, after = self._gather(cache, sources), self._gather(cache, destinations)
+                wrong |= (before != after).flatten(1).any(1).cpu()
+        return int(wrong.sum())
+
+    def _gather(self, cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        """K and V of slots as bytes: ``[N, H, 2D * itemsize]``."""
+        slots = slots.to(cache.device)
+        found = cache[slots // self.block_size, :, slots % self.block_size]
+        return found.contiguous().view(torch.uint8)
+
+    def _copy(self, moves: np.ndarray) -> None:
+        slots = torch.from_numpy(moves).pin_memory().to(self._addresses.device, non_blocking=True)
+        layout, num_moves = self._layout, moves.shape[1]
+        _copy_tokens[(num_moves, len(self._caches))](
+            self._addresses,
+            slots,
+            num_moves,
+            layout.block,
+            layout.head,
+            layout.slot,
+            SIZE=self.block_size,
+            HEADS=self.heads,
+            WORDS=layout.words,
+            HEADS_UP=triton.next_power_of_2(self.heads),
+            WORDS_UP=triton.next_power_of_2(layout.words),
+        )
+
+
+def _layout_of(cache: torch.Tensor) -> _Layout:
+    per_word, rest = divmod(8, cache.element_size())
+    lengths = [*cache.stride()[:3], cache.shape[3]]
+    aligned = cache.data_ptr() % 8 == 0 and all(length % per_word == 0 for length in lengths)
+    if rest or cache.stride(3) != 1 or not aligned:
+        raise UnsupportedError(f"a KV cache of shape {tuple(cache.shape)} is not in 64-bit runs")
+    return _Layout(*(length // per_word for length in lengths))
