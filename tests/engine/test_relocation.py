@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Moving tokens changes nothing: every full private block goes elsewhere again and again, no
 token is dropped, and the output stays that of stock vLLM.
-
-No plan of ours frees nothing, and both sides refuse one, so these tests take those two refusals
-away and replace the backend.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vtoken.backends import Draft, Limits
+from harness.relocating import relocate_everything
 from vtoken.plan import RelocationPlan
-from vtoken.reclaimer import Reclaimer
 
 pytestmark = pytest.mark.engine
 
@@ -22,15 +18,6 @@ pytestmark = pytest.mark.engine
 KEEP_EVERYTHING = {"vtoken.policy": "random", "vtoken.keep_ratio": 1.0}
 NUM_PROMPTS_OF_CONTROLS = 8
 STEPS_BETWEEN = 10
-
-
-def every_private_block(
-    block_live: Any, movable: Any, block_size: int, limits: Limits
-) -> Draft | None:
-    sources = np.flatnonzero(movable).astype(np.int32)
-    if not sources.size or sources.size > limits.max_destinations:
-        return None
-    return Draft(sources, sources.size)
 
 
 class Relocations:
@@ -67,9 +54,7 @@ class Relocations:
 @pytest.fixture
 def relocations(engine: Any, monkeypatch: pytest.MonkeyPatch) -> Relocations:
     planner = engine.scheduler.reclaimer.planner
-    monkeypatch.setattr(planner, "backend", every_private_block)
-    monkeypatch.setattr(Reclaimer, "_gain_now", lambda self, plan: 1)
-    monkeypatch.setattr(RelocationPlan, "gain", property(lambda plan: 1))
+    relocate_everything(planner, monkeypatch)
     return Relocations(engine, monkeypatch)
 
 

@@ -4,25 +4,14 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 
-from vtoken.backends import Draft, Limits
+from harness.relocating import relocate_everything
 from vtoken.plan import RelocationPlan
-from vtoken.reclaimer import Reclaimer
 
 pytestmark = pytest.mark.gpu
 
 STEPS_BETWEEN = 10
-
-
-def every_private_block(
-    block_live: Any, movable: Any, block_size: int, limits: Limits
-) -> Draft | None:
-    sources = np.flatnonzero(movable).astype(np.int32)
-    if not sources.size or sources.size > limits.max_destinations:
-        return None
-    return Draft(sources, sources.size)
 
 
 class Relocations:
@@ -30,9 +19,7 @@ class Relocations:
 
     def __init__(self, engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         planner = engine.scheduler.reclaimer.planner
-        monkeypatch.setattr(planner, "backend", every_private_block)
-        monkeypatch.setattr(Reclaimer, "_gain_now", lambda self, plan: 1)
-        monkeypatch.setattr(RelocationPlan, "gain", property(lambda plan: 1))
+        relocate_everything(planner, monkeypatch)
         self.engine, self.monkeypatch, self.steps = engine, monkeypatch, 0
 
     def after_step(self) -> None:
