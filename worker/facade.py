@@ -110,7 +110,7 @@ def _use_all_cores() -> None:
     """Let the worker process, which inherits it, compute on every core.
 
     vLLM keeps one core for its other processes. Of two cores that is half the machine, and those
-    processes hardly need it: measured, one core for them costs a third of the tokens per second.
+    processes hardly need it: measured, 55 tokens/s with one core for them and 74 with none.
     """
     if len(os.sched_getaffinity(0)) == 2:
         os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")
