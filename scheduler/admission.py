@@ -2,8 +2,7 @@
 """Admission and headroom arithmetic: pure functions over token and block counts.
 
 A request is admitted by what it will hold at its worst once its dead tokens are reclaimed, not by
-its prompt. ``steps`` is the number of steps in flight + 1: a death and the return of its block
-are that far apart.
+its prompt.
 """
 
 from dataclasses import dataclass
@@ -36,19 +35,52 @@ def chunk_limit(live: int, prefill_tokens: int, block_size: int) -> int:
     return max(block_size, live // 4 // block_size * block_size)
 
 
-def worst_blocks(live: int, growth: int, block_size: int) -> int:
-    """Private blocks that a request holds at its worst: what lives, what arrives between two
-    reclaims, and one for the partial tail and the last destination.
+def worst_blocks(live: int, recent: int, new: int, block_size: int) -> int:
+    """Private blocks that a request holds at its worst, given that holes are filled when blocks run
+    out: its live tokens packed, the tail block, and what the next step adds.
 
     Args:
-        growth: tokens that can arrive between two reclaims (``growth_tokens``).
+        recent: its latest tokens, which are live; those in the tail are not packed elsewhere.
+        new: tokens of the next step, 1 while decoding.
     """
-    return blocks_for(live + growth, block_size) + 1
+    return max(
+        blocks_for(live - min(recent, tail, live), block_size) + blocks_for(tail + new, block_size)
+        for tail in range(1, block_size + 1)
+    )
 
 
-def growth_tokens(steps: int, tick_tokens: int, chunk: int) -> int:
-    """Tokens between two reclaims: a chunk is followed by a tick, decoding ticks every so often."""
-    return steps * chunk if chunk else tick_tokens + steps
+@dataclass(frozen=True)
+class Footprint:
+    """Worst cases of one evicting request.
+
+    Attributes:
+        live: tokens its policy can leave it with.
+        decode: private blocks while decoding.
+        prefill: private blocks while a text longer than ``live`` is computed in chunks.
+        full: blocks of its full length.
+    """
+
+    live: int
+    decode: int
+    prefill: int
+    full: int
+
+    def cap(self, in_chunks: bool, num_shared: int) -> int:
+        """Most blocks that it can hold, shared ones included."""
+        return min(self.full, (self.prefill if in_chunks else self.decode) + num_shared)
+
+
+def footprint_of(
+    options: EvictionOptions, num_prompt_tokens: int, full_tokens: int, block_size: int
+) -> Footprint:
+    live = worst_live(options, num_prompt_tokens, full_tokens)
+    chunk = chunk_limit(live, full_tokens, block_size)
+    return Footprint(
+        live,
+        worst_blocks(live, options.recent, 1, block_size),
+        worst_blocks(live, options.recent, max(chunk, 1), block_size),
+        blocks_for(full_tokens, block_size),
+    )
 
 
 def headroom_blocks(num_blocks: int, fraction: float) -> int:

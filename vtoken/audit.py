@@ -5,10 +5,17 @@ With it an outsider can rebuild the visibility mask of every request (design sec
 k is visible to query q iff k <= q and q < first query computed after k was reclaimed.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+if TYPE_CHECKING:
+    from vtoken.request import EvictingRequest
 
 SCHEMA = pa.schema(
     [
@@ -33,13 +40,38 @@ class AuditTrail:
     """Collects events in memory; ``write`` appends them as one Parquet file of a dataset.
 
     Disabled (``directory`` None and ``keep`` False) it records nothing and costs one test.
+
+    Attributes:
+        step: the one that is being decided; set by the reclaimer.
     """
+
+    step = 0
 
     def __init__(self, directory: str | None = None, keep: bool = False) -> None:
         self.directory = Path(directory) if directory else None
         self.enabled = keep or self.directory is not None
         self.rows: list[dict[str, object]] = []
         self._files = 0
+
+    def note(
+        self,
+        request: "EvictingRequest",
+        event: str,
+        positions: Sequence[int] | npt.NDArray[np.int32] = (),
+        blocks_before: int = 0,
+    ) -> None:
+        """Record what has just been done to a request, in the step that is being decided."""
+        if self.enabled:
+            self.record(
+                step=self.step,
+                request_id=request.request_id,
+                incarnation=request.incarnation,
+                event=event,
+                first_query=request.table.length,
+                positions=np.asarray(positions, np.int32),
+                blocks_before=blocks_before,
+                blocks_after=len(request.table.block_ids),
+            )
 
     def record(self, **row: object) -> None:
         """Append one event; missing columns are null. Long trails go to disk by the part."""

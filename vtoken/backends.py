@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from vtoken.hole_filling import choose_sources
+
 Int32s = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.bool_]
 
@@ -71,6 +73,14 @@ def whole_blocks(
     return Draft(dead.astype(np.int32), 0) if dead.size else None
 
 
+def hole_filling(
+    block_live: Int32s, movable: Mask, block_size: int, limits: Limits
+) -> Draft | None:
+    """Empty blocks into holes of the others, in place (``vtoken/room.py`` carries it out)."""
+    sources = choose_sources(block_live, movable, block_size, limits.max_sources)
+    return Draft(sources, 0) if sources.size else None
+
+
 def none(block_live: Int32s, movable: Mask, block_size: int, limits: Limits) -> Draft | None:
     """Mark tokens dead and never reclaim: the waste itself, for measurements."""
     return None
@@ -78,6 +88,7 @@ def none(block_live: Int32s, movable: Mask, block_size: int, limits: Limits) -> 
 
 BACKENDS: dict[str, Backend] = {
     "lazy_compaction": lazy_compaction,
+    "hole_filling": hole_filling,
     "whole_blocks": whole_blocks,
     "none": none,
 }

@@ -12,6 +12,8 @@ import torch
 
 from vtoken.plan import RelocationPlan
 
+Int64s = npt.NDArray[np.int64]
+
 
 class CpuCopyEngine:
     """Moves tokens between blocks of the CPU attention layout.
@@ -41,9 +43,11 @@ class CpuCopyEngine:
     def start(self, plans: Sequence[RelocationPlan]) -> None:
         """Copy now: the caller has just run the forward of this step to its end."""
         for plan in plans:
-            sources, destinations = plan.moves()
-            if not sources.size:
-                continue
+            self.move(*plan.moves())
+
+    def move(self, sources: Int64s, destinations: Int64s) -> None:
+        """Copy slots to slots now. int64 ``[N]`` each; the two sets are disjoint."""
+        if sources.size:
             for flat in self._flat:
                 flat[self._where(flat, destinations)] = self._gather(flat, sources)
 
@@ -53,10 +57,7 @@ class CpuCopyEngine:
     def wait(self, plan_id: int) -> None:
         """Nothing to wait for: ``start`` has copied."""
 
-    def num_wrong_tokens(self, plan: RelocationPlan) -> int:
-        sources, destinations = plan.moves()
-        if not sources.size:
-            return 0
+    def num_wrong_tokens(self, sources: Int64s, destinations: Int64s) -> int:
         wrong = np.zeros(sources.size, np.bool_)
         for flat in self._flat:
             # Compare bits: NaN is as good a payload as any.
@@ -65,12 +66,12 @@ class CpuCopyEngine:
             wrong |= (before != after).flatten(1).any(1).numpy()
         return int(wrong.sum())
 
-    def _gather(self, flat: torch.Tensor, slots: npt.NDArray[np.int64]) -> torch.Tensor:
+    def _gather(self, flat: torch.Tensor, slots: Int64s) -> torch.Tensor:
         """K and V of slots: ``[N, H, 2D]``."""
         return flat[self._where(flat, slots)]
 
     def _where(
-        self, flat: torch.Tensor, slots: npt.NDArray[np.int64]
+        self, flat: torch.Tensor, slots: Int64s
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         block, offset = np.divmod(slots, self.block_size)
         heads = torch.arange(flat.shape[1])

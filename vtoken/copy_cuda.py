@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
@@ -18,8 +19,10 @@ import triton.language as tl
 from vtoken.errors import UnsupportedError
 from vtoken.plan import RelocationPlan
 
+Int64s = npt.NDArray[np.int64]
 
-@triton.jit
+
+@triton.jit(do_not_specialize=["num_moves"])
 def _copy_tokens(  # type: ignore  # noqa: PLR0913, PLR0917
     layers,  # uint64 [L]: address of each layer's cache
     moves,  # int64 [2, N]: source slots, destination slots
@@ -82,6 +85,8 @@ class CudaCopyEngine:
         self._addresses = torch.from_numpy(addresses).to(first.device)
         self._stream = torch.cuda.Stream(first.device)
         self._done: dict[int, torch.cuda.Event] = {}
+        # Compile now, not at the first reclaim: one slot of vLLM's null block onto itself.
+        self._copy(np.zeros((2, 1), np.int64))
 
     def start(self, plans: Sequence[RelocationPlan]) -> None:
         """Issue the copies of all plans behind everything issued on the main stream so far."""
@@ -105,14 +110,18 @@ class CudaCopyEngine:
         if done is not None:
             torch.cuda.current_stream().wait_event(done)
 
-    def num_wrong_tokens(self, plan: RelocationPlan) -> int:
-        """Compares bits on the host; for checks only."""
-        sources, destinations = (torch.from_numpy(slots) for slots in plan.moves())
-        wrong = torch.zeros(len(sources), dtype=torch.bool)
-        with torch.cuda.stream(self._stream):
-            for cache in self._caches:
-                before, after = self._gather(cache, sources), self._gather(cache, destinations)
-                wrong |= (before != after).flatten(1).any(1).cpu()
+    def move(self, sources: Int64s, destinations: Int64s) -> None:
+        """Issue the copies on the main stream: what is issued later sees them."""
+        if sources.size:
+            self._copy(np.stack([sources, destinations]))
+
+    def num_wrong_tokens(self, sources: Int64s, destinations: Int64s) -> int:
+        """Compares bits and blocks the host; for checks only."""
+        before, after = torch.from_numpy(sources), torch.from_numpy(destinations)
+        wrong = torch.zeros(len(before), dtype=torch.bool)
+        for cache in self._caches:
+            same = self._gather(cache, before) == self._gather(cache, after)
+            wrong |= ~same.flatten(1).all(1).cpu()
         return int(wrong.sum())
 
     def _gather(self, cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

@@ -55,7 +55,7 @@ class EvictionOptions(BaseModel):
 class ReplicaOptions(EvictionOptions):
     """Defaults for every request of a replica, and how the replica reclaims."""
 
-    backend: Literal["lazy_compaction", "whole_blocks", "none"] = "lazy_compaction"
+    backend: Literal["lazy_compaction", "hole_filling", "whole_blocks", "none"] = "lazy_compaction"
     reclaim: Literal["pressure", "eager"] = "pressure"
     theta_f: float = Field(0.25, ge=0, lt=1)
     headroom: float = Field(0.02, ge=0, lt=0.5)

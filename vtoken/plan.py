@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What travels between the scheduler and the shards of a replica.
 
-Down, with a step: PREPARE (a plan), COMMIT or ABORT (a plan id). Up, with its output: votes.
+Down, with a step: PREPARE (a plan), COMMIT or ABORT (a plan id), holes to fill. Up, with its
+output: votes.
 Everything is frozen: with an in-process executor both sides hold the same objects.
 """
 
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vtoken.errors import PlanError
+from vtoken.hole_filling import HoleFilling
 
 Int32s = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.bool_]
@@ -114,16 +116,19 @@ class StepOrders:
         started: request id -> incarnation, for requests whose row begins anew in this step.
         commits: ids of the plans whose splice takes effect before this step's own appends.
         aborts: ids of the plans whose destinations are already back in the pool.
+        fillings: reclaims in place, to be done after those and before this step's forward.
         prepares: plans to copy after this step's forward.
     """
 
     started: dict[str, int] = field(default_factory=dict)
     commits: tuple[int, ...] = ()
     aborts: tuple[int, ...] = ()
+    fillings: tuple[HoleFilling, ...] = ()
     prepares: tuple[RelocationPlan, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.started or self.commits or self.aborts or self.prepares)
+        closed = self.commits or self.aborts
+        return bool(self.started or closed or self.fillings or self.prepares)
 
 
 NO_ORDERS = StepOrders()

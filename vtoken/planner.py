@@ -14,6 +14,8 @@ from vtoken.request import EvictingRequest
 # Drafts per step: the planner's checks are spread over steps (paper section 3.3, stage 1).
 MAX_DRAFTS = 16
 NO_LIMIT = 2**31 - 1
+# Steps from a plan's opening to the return of its blocks, with two outputs in flight and one spare.
+HORIZON = 4
 
 
 class BlockPort(Protocol):
@@ -45,6 +47,10 @@ class BlockPort(Protocol):
         """bool ``[blocks]``, a fresh array: which blocks of the row nobody else references."""
         ...
 
+    def forget_hashes(self, block_ids: Sequence[int]) -> None:
+        """Blocks whose content changes, or will: the prefix cache must not offer them."""
+        ...
+
     def replace_row(self, request_id: str, block_ids: Sequence[int], shift: int) -> None:
         """The row is ``block_ids`` from now on; neither takes nor returns blocks."""
         ...
@@ -62,7 +68,10 @@ class Planner:
         self.block_size = block_size
         self.port = port
         self.backend = BACKENDS[options.backend]
+        self.in_place = options.backend == "hole_filling"
         self.draining = False
+        self._last_free = port.num_free()
+        self._drain_rate = 0.0  # blocks a step; reacts at once, forgets by halves
         # Requests with dead tokens that no failed draft has seen yet (ordered sets) ...
         self._dirty: dict[str, EvictingRequest] = {}
         # ... and those of them whose F was above theta_f at their last tick.
@@ -96,7 +105,7 @@ class Planner:
         Args:
             blocked: an admission or an allocation waits for blocks.
         """
-        candidates = [r for r in self._candidates(blocked) if r.open_plan is None]
+        candidates = [] if self.in_place else self.candidates(blocked)
         if not candidates:
             return []
         # Running requests keep the blocks they are about to need.
@@ -118,20 +127,25 @@ class Planner:
         drafts = (self._try(request, Limits(NO_LIMIT, NO_LIMIT)) for request in requests)
         return sum(draft.gain for draft in drafts if draft is not None)
 
-    def _candidates(self, blocked: bool) -> list[EvictingRequest]:
+    def candidates(self, blocked: bool) -> list[EvictingRequest]:
+        """Requests to draft for in this step, none of them with an open plan."""
+        free, last = self.port.num_free(), self._last_free
+        self._last_free = free
+        # What a burst of arrivals or deaths takes is gone before a plan opened now can close.
+        self._drain_rate = max(last - free, self._drain_rate / 2)
         if not self._dirty:
             return []
-        if self.draining:
-            return list(self._dirty.values())
         low_water = self.options.low_water * self.port.num_blocks()
-        free = self.port.num_free()
-        if blocked or free <= low_water:
+        ahead = free - HORIZON * self._drain_rate
+        if self.draining:
+            return [r for r in self._dirty.values() if r.open_plan is None]
+        if blocked or ahead <= low_water:
             chosen = self._dirty
-        elif self.options.reclaim == "eager" or free <= 2 * low_water:
+        elif self.options.reclaim == "eager" or ahead <= 2 * low_water:
             chosen = self._wasteful
         else:
             return []
-        return list(chosen.values())[:MAX_DRAFTS]
+        return [r for r in list(chosen.values())[:MAX_DRAFTS] if r.open_plan is None]
 
     def _draft(self, request: EvictingRequest, available: int) -> Draft | None:
         sources = NO_LIMIT if self.draining else self.options.batch_blocks

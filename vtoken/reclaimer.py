@@ -2,15 +2,12 @@
 """Reclamation in one replica: the only author of evictions, plans, commits and aborts.
 
 begin_step   close open plans: COMMIT splices rows and frees sources, ABORT frees destinations
-(the engine schedules; finish and preemption call ``drop``, which aborts)
+(the engine schedules; finish and preemption call ``drop``, which aborts; an allocation that finds
+too few blocks calls ``make_room``)
 end_step     run due policies, trigger, plan, take destinations -> the orders of this step
 """
 
 import logging
-from collections.abc import Sequence
-
-import numpy as np
-import numpy.typing as npt
 
 from vtoken.audit import AuditTrail
 from vtoken.backends import Draft
@@ -19,9 +16,10 @@ from vtoken.options import EvictionOptions, ReplicaOptions
 from vtoken.plan import NO_ORDERS, RelocationPlan, StepOrders, StepReport
 from vtoken.planner import BlockPort, Planner
 from vtoken.request import EvictingRequest, RequestTotals
+from vtoken.room import Room
 from vtoken.stats import ReclaimStats
 from vtoken.ticks import TickQueue
-from vtoken.two_phase import TwoPhase, Verdict
+from vtoken.two_phase import TwoPhase
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +41,7 @@ class Reclaimer:
         self.audit = AuditTrail(options.audit_dir)
         self.stats = ReclaimStats()
         self.ticks = TickQueue()
+        self.room = Room(self)
         self.requests: dict[str, EvictingRequest] = {}
         self.totals: dict[str, RequestTotals] = {}
         # Requests that cannot go on as they asked to, for the engine to end with an error.
@@ -68,7 +67,7 @@ class Reclaimer:
         self.requests[request_id] = request
         self._started[request_id] = request.incarnation
         self.ticks.add(request, self._step)
-        self._record(request, "start")
+        self.audit.note(request, "start")
 
     def drop(self, request_id: str, cause: str) -> None:
         """A request loses its row: its open plan is aborted.
@@ -81,8 +80,8 @@ class Reclaimer:
             return
         self.planner.forget(request_id)
         if request.open_plan is not None:
-            self._abort(Verdict(request.open_plan, cause), request)
-        self._record(request, "drop")
+            self.abort(request, cause)
+        self.audit.note(request, "drop")
 
     def forget(self, request_id: str) -> None:
         """A request is finished for good."""
@@ -94,19 +93,30 @@ class Reclaimer:
 
     # -- one step ------------------------------------------------------------------------------
 
-    def begin_step(self, step: int) -> None:
+    def begin_step(self, step: int, wanted: int = 0) -> None:
         """Close what can be closed. Runs before the engine schedules, so that freed blocks serve
-        this very step and a splice precedes this step's own appends."""
-        self._step = step
+        this very step and a splice precedes this step's own appends.
+
+        Args:
+            wanted: free blocks that the next admission waits for; 0 if none does.
+        """
+        self._step = self.audit.step = step
         for verdict in self.two_phase.verdicts():
             plan = verdict.plan
             request = self.requests[plan.request_id]
             if verdict.reason is not None:
-                self._abort(verdict, request)
+                self.abort(request, verdict.reason, verdict.detail)
             elif (gain := self._gain_now(plan)) < 1:
-                self._abort(Verdict(plan, "shared"), request)
+                self.abort(request, "shared")
             else:
                 self._commit(plan, request, gain)
+        if self.planner.in_place:
+            for request in self.planner.candidates(wanted > 0):
+                self.room.fill(request, 1)
+        # What open plans will give back need not be made here.
+        missing = wanted - self.port.num_free() - self.two_phase.gain()
+        if wanted and missing > 0 and self.room.possible() >= missing:
+            self.room.make(missing)
 
     def end_step(self, blocked: bool) -> StepOrders:
         """Run due policies, then plan.
@@ -122,11 +132,15 @@ class Reclaimer:
             if plan is not None:
                 prepares.append(plan)
         self.planner.settle(len(self.two_phase.open_plans))
-        if not (self._started or self._commits or self._aborts or prepares):
-            return NO_ORDERS
         orders = StepOrders(
-            self._started, tuple(self._commits), tuple(self._aborts), tuple(prepares)
+            self._started,
+            tuple(self._commits),
+            tuple(self._aborts),
+            self.room.take_orders(),
+            tuple(prepares),
         )
+        if not orders:
+            return NO_ORDERS
         self._started, self._commits, self._aborts = {}, [], []
         return orders
 
@@ -134,17 +148,23 @@ class Reclaimer:
         """Run plans over the next steps until none has a gain (``planner.draining``)."""
         self.planner.drain(self.requests.values())
 
+    def run_policy(self, request: EvictingRequest, length: int) -> None:
+        """Mark the policy's victims dead, or end the request if the policy fails."""
+        new_blocks = self.port.row_from(request.request_id, len(request.table.block_ids))
+        try:
+            evicted = request.tick(new_blocks, length)
+        except PolicyError as error:
+            self._fail(request, error)
+            return
+        if evicted.size:
+            self.audit.note(request, "evict", positions=evicted)
+        self.planner.note(request)
+
     def _visit(self, request: EvictingRequest, length: int) -> None:
         if request.is_due(length):
-            new_blocks = self.port.row_from(request.request_id, len(request.table.block_ids))
-            try:
-                evicted = request.tick(new_blocks, length)
-            except PolicyError as error:
-                self._fail(request, error)
-                return
-            if evicted.size:
-                self._record(request, "evict", positions=evicted)
-            self.planner.note(request)
+            self.run_policy(request, length)
+        if request.failed:
+            return
         # A decoding request grows by at most one token a step; a prefill may end any time.
         wait = 1 if length < request.prefill_end else max(1, request.next_tick - length)
         self.ticks.add(request, self._step + wait)
@@ -200,17 +220,18 @@ class Reclaimer:
         self.stats.commit(plan, gain)
         request.totals.blocks_given_back += gain
         request.totals.reclaims += 1
-        self._record(request, "reclaim", positions=gone, blocks_before=before)
+        self.audit.note(request, "reclaim", positions=gone, blocks_before=before)
 
-    def _abort(self, verdict: Verdict, request: EvictingRequest) -> None:
-        plan, reason = verdict.plan, verdict.reason
-        assert reason is not None
+    def abort(self, request: EvictingRequest, reason: str, detail: str = "") -> None:
+        """Give up the open plan of a request. Its row stays, its destinations come back."""
+        plan = request.open_plan
+        assert plan is not None
         self.port.give_back(plan.destination_blocks[::-1].tolist())
         self._close(plan, request)
         self._aborts.append(plan.plan_id)
         self.stats.plans_aborted[reason] += 1
         if reason in ("refused", "diverged"):
-            logger.error("plan %d of %s: %s", plan.plan_id, plan.request_id, verdict.detail)
+            logger.error("plan %d of %s: %s", plan.plan_id, plan.request_id, detail)
             request.refusals += 1
             if request.refusals == MAX_REFUSALS:
                 self._fail(request, PlanError(f"{MAX_REFUSALS} plans in a row have failed"))
@@ -220,22 +241,3 @@ class Reclaimer:
     def _close(self, plan: RelocationPlan, request: EvictingRequest) -> None:
         self.two_phase.close(plan.plan_id)
         request.open_plan = None
-
-    def _record(
-        self,
-        request: EvictingRequest,
-        event: str,
-        positions: Sequence[int] | npt.NDArray[np.int32] = (),
-        blocks_before: int = 0,
-    ) -> None:
-        if self.audit.enabled:
-            self.audit.record(
-                step=self._step,
-                request_id=request.request_id,
-                incarnation=request.incarnation,
-                event=event,
-                first_query=request.table.length,
-                positions=np.asarray(positions, np.int32),
-                blocks_before=blocks_before,
-                blocks_after=len(request.table.block_ids),
-            )

@@ -13,10 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from vtoken.errors import InvariantError, PlanError
+from vtoken.hole_filling import HoleFilling, check_filling, filling_digest
 from vtoken.plan import RelocationPlan, StepOrders, Vote, plan_digest
 from vtoken.table import TokenTable
 
 Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
 
 
 class CopyEngine(Protocol):
@@ -38,8 +40,12 @@ class CopyEngine(Protocol):
         started), then forget the plan."""
         ...
 
-    def num_wrong_tokens(self, plan: RelocationPlan) -> int:
-        """Moved tokens whose destination bytes differ from their source bytes (I1)."""
+    def move(self, sources: Int64s, destinations: Int64s) -> None:
+        """Copy slots to slots now, before anything issued later; the two sets are disjoint."""
+        ...
+
+    def num_wrong_tokens(self, sources: Int64s, destinations: Int64s) -> int:
+        """Slots among the destinations whose bytes differ from those of their source (I1)."""
         ...
 
 
@@ -142,28 +148,67 @@ class Shard:
         for plan_id, digest in list(self._copying.items()):
             if self.engine.is_done(plan_id):
                 del self._copying[plan_id]
-                wrong = self.engine.num_wrong_tokens(self._open[plan_id]) if self.check else 0
+                wrong = self._num_wrong(*self._open[plan_id].moves())
                 reason = f"I1: {wrong} moved tokens differ from their sources" if wrong else ""
                 votes.append(Vote(plan_id, self.rank, digest, not wrong, not wrong, reason))
         return votes
 
+    def fill(self, plans: Sequence[HoleFilling]) -> list[Splice]:
+        """Reclaims in place of a step: after the splices of ``settle``, before its forward.
+
+        Raises:
+            InvariantError: one does not fit. The scheduler's row has changed already, so there is
+                no way back.
+        """
+        splices, moves = [], []
+        for plan in plans:
+            try:
+                table = self._table(plan.request_id, plan.incarnation, plan.epoch, plan.length)
+                check_filling(plan, table)
+            except PlanError as error:
+                raise InvariantError(f"rank {self.rank} cannot fill holes: {error}") from error
+            if filling_digest(plan, table) != plan.digest:
+                raise InvariantError(f"I6: rank {self.rank} has another table of {plan.request_id}")
+            moves.append(plan.moves(table))
+            table.fill_holes(plan.source_indices, plan.moved, plan.holes)
+            nothing = np.empty(0, np.int32)
+            splices.append(Splice(plan.request_id, plan.source_indices, nothing, table.shift))
+        if moves:
+            sources, destinations = (np.concatenate(slots) for slots in zip(*moves, strict=True))
+            self.engine.move(sources, destinations)
+            if wrong := self._num_wrong(sources, destinations):
+                raise InvariantError(f"I1: {wrong} tokens differ after a move in place")
+        return splices
+
+    def _num_wrong(self, sources: Int64s, destinations: Int64s) -> int:
+        """0 unless checks are on."""
+        if not self.check or not sources.size:
+            return 0
+        return self.engine.num_wrong_tokens(sources, destinations)
+
+    def _table(self, request_id: str, incarnation: int, epoch: int, length: int) -> TokenTable:
+        """This rank's table, brought up to ``length``. Raises PlanError if it is another one."""
+        row = self.row_of(request_id)
+        if row is None or self.incarnations.get(request_id) != incarnation:
+            raise PlanError(f"no row of incarnation {incarnation} on this rank")
+        table = self.tables.get(request_id)
+        if table is None:
+            table = self.tables[request_id] = TokenTable(self.block_size)
+        if epoch != table.epoch:
+            raise PlanError(f"epoch {epoch}, but the table here is at {table.epoch}")
+        table.sync_new_tokens(row[len(table.block_ids) :], length)
+        if row[: len(table.block_ids)] != table.block_ids:
+            raise PlanError("the row here is not the row of the table")
+        return table
+
     def _validate(self, plan: RelocationPlan) -> int:
         """The plan's digest by this rank's own table. Raises PlanError if it does not fit."""
         plan.check_shapes(self.block_size)
-        row = self.row_of(plan.request_id)
-        if row is None or self.incarnations.get(plan.request_id) != plan.incarnation:
-            raise PlanError(f"no row of incarnation {plan.incarnation} on this rank")
-        table = self.tables.get(plan.request_id)
-        if table is None:
-            table = self.tables[plan.request_id] = TokenTable(self.block_size)
-        if plan.epoch != table.epoch:
-            raise PlanError(f"epoch {plan.epoch}, but the table here is at {table.epoch}")
-        table.sync_new_tokens(row[len(table.block_ids) :], plan.length)
+        table = self._table(plan.request_id, plan.incarnation, plan.epoch, plan.length)
         table.check_sources(plan.source_indices, plan.selected, plan.destination_blocks.size)
         if plan.gain < 1:
             raise PlanError("I4: the plan frees nothing")
-        if row[: len(table.block_ids)] != table.block_ids:
-            raise PlanError("the row here is not the row of the table")
+        row = table.block_ids
         sources = [row[i] for i in plan.source_indices]
         if sources != plan.source_blocks.tolist():
             raise PlanError(f"sources are {sources} here")

@@ -4,6 +4,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
+from vtoken.hole_filling import HoleFilling
 from vtoken.plan import RelocationPlan
 
 
@@ -12,6 +13,7 @@ class ReclaimStats:
     plans_prepared: int = 0
     plans_committed: int = 0
     plans_aborted: Counter[str] = field(default_factory=Counter)
+    holes_filled: int = 0  # reclaims in place
     tokens_moved: int = 0
     blocks_given_back: int = 0
 
@@ -19,3 +21,8 @@ class ReclaimStats:
         self.plans_committed += 1
         self.tokens_moved += plan.num_moves
         self.blocks_given_back += gain
+
+    def fill(self, plan: HoleFilling) -> None:
+        self.holes_filled += 1
+        self.tokens_moved += plan.moved.size
+        self.blocks_given_back += plan.source_indices.size

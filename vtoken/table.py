@@ -137,6 +137,18 @@ class TokenTable:
         self.epoch += 1
         self._recount()
 
+    def fill_holes(self, source_indices: Int32s, moved: Int64s, holes: Int64s) -> None:
+        """Splice whole source blocks out after moving tokens of theirs into holes elsewhere.
+
+        Args:
+            source_indices: int32 ``[k]``, row indices of the source blocks, ascending.
+            moved, holes: int64 ``[n]``, row indices of the tokens and of what they overwrite.
+        """
+        for array in (self._positions, self._live):
+            array[holes] = array[moved]
+        nothing = np.zeros(source_indices.size * self.block_size, np.bool_)
+        self.apply_moves(source_indices, nothing, [])
+
     def check_sources(self, source_indices: Int32s, selected: Mask, num_destinations: int) -> None:
         """Refuse a splice that breaks I4 or I8.
 

@@ -49,6 +49,10 @@ class TwoPhase:
         """Blocks that open plans hold as destinations (I5)."""
         return sum(o.plan.destination_blocks.size for o in self.open_plans.values())
 
+    def gain(self) -> int:
+        """Blocks that the open plans will give back if all are committed."""
+        return sum(o.plan.gain for o in self.open_plans.values())
+
     def verdicts(self) -> Iterator[Verdict]:
         """Every plan that can be closed now. Safe to close plans while iterating."""
         for open_plan in list(self.open_plans.values()):

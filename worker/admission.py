@@ -2,39 +2,23 @@
 """Admission arithmetic applied to vLLM's requests (the arithmetic itself is in scheduler/)."""
 
 from itertools import takewhile
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from vllm.v1.request import Request
 
 from scheduler.admission import (
     Demand,
+    Footprint,
     blocks_for,
     chunk_limit,
-    growth_tokens,
+    footprint_of,
     headroom_blocks,
     required_blocks,
-    worst_blocks,
-    worst_live,
 )
 from vtoken.options import EvictionOptions
-from vtoken.ticks import MAX_TICKS
 
 if TYPE_CHECKING:
     from worker.scheduler import VTokenScheduler
-
-
-class Footprint(NamedTuple):
-    """Worst cases of one evicting request, fixed when it arrives.
-
-    Attributes:
-        live: tokens its policy can leave it with.
-        decode: private blocks while decoding.
-        full: blocks of its full length.
-    """
-
-    live: int
-    decode: int
-    full: int
 
 
 class Admission:
@@ -42,28 +26,29 @@ class Admission:
 
     Attributes:
         blocked: an admission or an allocation of this step found too few free blocks.
+        wanted: free blocks that an admission of this step asked for in vain; else 0.
     """
 
     def __init__(self, scheduler: "VTokenScheduler") -> None:
         self.scheduler = scheduler
         self.block_size = scheduler.block_size
         self.steps = scheduler.depth + 1
-        self.compacts = scheduler.replica_options.backend == "lazy_compaction"
-        # Steps that a policy run may be late, as only so many share a step.
-        self.late = scheduler.max_num_running_reqs // MAX_TICKS
+        self.compacts = scheduler.replica_options.backend in ("lazy_compaction", "hole_filling")
         self.blocked = False
+        self.wanted = 0
         self._footprints: dict[str, Footprint] = {}
+
+    def begin_step(self) -> int:
+        """Forget what the last step lacked; the free blocks that an admission waits for."""
+        wanted, self.wanted, self.blocked = self.wanted, 0, False
+        return wanted
 
     def add(self, request: Request, options: EvictionOptions) -> None:
         """Register an evicting request."""
         longest = request.num_prompt_tokens + request.max_tokens
         full_tokens = min(longest, self.scheduler.max_model_len)
-        live = worst_live(options, request.num_prompt_tokens, full_tokens)
-        growth = growth_tokens(self.steps, options.tick_tokens + self.late, 0)
-        self._footprints[request.request_id] = Footprint(
-            live,
-            worst_blocks(live, growth, self.block_size),
-            blocks_for(full_tokens, self.block_size),
+        self._footprints[request.request_id] = footprint_of(
+            options, request.num_prompt_tokens, full_tokens, self.block_size
         )
 
     def remove(self, request_id: str) -> None:
@@ -95,7 +80,7 @@ class Admission:
         if required > total and not scheduler.running:
             return None  # it would wait for ever: vLLM's own rule decides, and may preempt
         if required > scheduler.reclaimer.port.num_free():
-            self.blocked = True
+            self.blocked, self.wanted = True, required
         return required
 
     def chunk(self, request: Request) -> int:
@@ -136,11 +121,6 @@ class Admission:
         return Demand(capped, full)
 
     def _cap(self, request: Request, num_shared: int) -> int:
-        footprint = self._footprints[request.request_id]
-        private = footprint.decode
-        if request.num_computed_tokens < request.num_tokens - 1:
-            chunk = self.chunk(request)
-            if chunk:
-                growth = growth_tokens(self.steps, 0, chunk)
-                private = max(private, worst_blocks(footprint.live, growth, self.block_size))
-        return min(footprint.full, private + num_shared)
+        prefills = request.num_computed_tokens < request.num_tokens - 1
+        in_chunks = prefills and self.chunk(request) > 0
+        return self._footprints[request.request_id].cap(in_chunks, num_shared)

@@ -47,12 +47,13 @@ class VTokenBlockManager(FullAttentionManager):
         apply_admission_cap: bool = False,
         **kwargs: Any,
     ) -> int:
-        shift = self.shift.get(request_id, 0)
-        # Running: the hot path. Without prefix caching vLLM counts nothing as cached, but only a
-        # running request has a shift.
-        if shift or request_id in self.num_cached_block:
-            held = len(self.req_to_blocks[request_id])
-            return max(cdiv(num_tokens - shift, self.block_size) - held, 0)
+        if self.req_to_blocks.get(request_id):  # running: the hot path
+            missing = self._missing(request_id, num_tokens)
+            if missing > self.block_pool.get_num_free_blocks():
+                # The last moment before a preemption; this row may get shorter itself.
+                self.reclaimer.room.make(missing - self.block_pool.get_num_free_blocks())
+                return self._missing(request_id, num_tokens)
+            return missing
         if apply_admission_cap:
             evictable = self._get_num_evictable_blocks(new_computed_blocks)
             required = self.admission(request_id, len(new_computed_blocks), evictable)
@@ -66,6 +67,10 @@ class VTokenBlockManager(FullAttentionManager):
             apply_admission_cap=apply_admission_cap,
             **kwargs,
         )
+
+    def _missing(self, request_id: str, num_tokens: int) -> int:
+        resident = num_tokens - self.shift.get(request_id, 0)
+        return max(cdiv(resident, self.block_size) - len(self.req_to_blocks[request_id]), 0)
 
     def allocate_new_blocks(
         self, request_id: str, num_tokens: int, num_tokens_main_model: int
@@ -136,6 +141,9 @@ class PoolPort:
     def private(self, request_id: str) -> npt.NDArray[np.bool_]:
         row = self.manager.req_to_blocks[request_id]
         return np.fromiter((block.ref_cnt == 1 for block in row), np.bool_, len(row))
+
+    def forget_hashes(self, block_ids: Sequence[int]) -> None:
+        self.pool.evict_blocks(set(block_ids))
 
     def replace_row(self, request_id: str, block_ids: Sequence[int], shift: int) -> None:
         blocks = self.pool.blocks

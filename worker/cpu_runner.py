@@ -16,12 +16,12 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from vtoken.copy_cpu import CpuCopyEngine
 from vtoken.errors import UnsupportedError
-from vtoken.plan import NO_ORDERS, StepOrders, StepReport
-from vtoken.shard import Shard
+from vtoken.plan import StepReport
+from vtoken.shard import Shard, Splice
 from worker.compat import check_layers, replica_options
 from worker.cpu_layout import learn_layout
 from worker.invariants import checks_enabled
-from worker.step_report import attach, report_of
+from worker.step_report import after_forward, attach, before_forward
 
 
 class VTokenCPUModelRunner(CPUModelRunner):
@@ -48,15 +48,10 @@ class VTokenCPUModelRunner(CPUModelRunner):
         self._wrap_slot_mapping()
 
     def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
-        shard, orders = self._shard(), getattr(scheduler_output, "vtoken", NO_ORDERS)
-        self._settle(orders)
-        for request_id in scheduler_output.finished_req_ids:
-            shard.stop(request_id)
-        for request_id, incarnation in orders.started.items():
-            shard.start(request_id, incarnation)
+        shard = self._shard()
+        before_forward(shard, scheduler_output, self._splice)
         output = super().execute_model(scheduler_output, *args, **kwargs)
-        # Copies come after the forward: the sources may have been written by it.
-        report = report_of(shard.prepare(orders.prepares) + shard.copied())
+        report = after_forward(shard, scheduler_output)
         if output is None:  # tokens follow in sample_tokens
             self._report = report
             return None
@@ -66,15 +61,13 @@ class VTokenCPUModelRunner(CPUModelRunner):
         report, self._report = self._report, None
         return attach(super().sample_tokens(*args, **kwargs), report)
 
-    def _settle(self, orders: StepOrders) -> None:
-        for splice in self._shard().settle(orders):
-            state = self.requests[splice.request_id]
-            row = splice.apply(state.block_ids[0])
-            state.block_ids = (row,)
-            # A request that is not scheduled in this step is not in the batch.
-            index = self.input_batch.req_id_to_index.get(splice.request_id)
-            if index is not None:
-                self.input_batch.block_table.add_row(state.block_ids, index)
+    def _splice(self, splice: Splice) -> None:
+        state = self.requests[splice.request_id]
+        state.block_ids = (splice.apply(state.block_ids[0]),)
+        # A request that is not scheduled in this step is not in the batch.
+        index = self.input_batch.req_id_to_index.get(splice.request_id)
+        if index is not None:
+            self.input_batch.block_table.add_row(state.block_ids, index)
 
     def _row_of(self, request_id: str) -> list[int] | None:
         state = self.requests.get(request_id)

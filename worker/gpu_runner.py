@@ -20,11 +20,11 @@ from vllm.v1.worker.gpu.input_batch import InputBatch, prepare_pos_seq_lens
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
 from vtoken.copy_cuda import CudaCopyEngine
-from vtoken.plan import NO_ORDERS, StepOrders, StepReport
-from vtoken.shard import Shard
+from vtoken.plan import StepReport
+from vtoken.shard import Shard, Splice
 from worker.compat import check_layers, replica_options
 from worker.invariants import checks_enabled
-from worker.step_report import attach, report_of
+from worker.step_report import after_forward, attach, before_forward, orders_of
 
 
 class VTokenGPUModelRunner(GPUModelRunner):
@@ -72,16 +72,15 @@ class VTokenGPUModelRunner(GPUModelRunner):
             return super().execute_model(
                 scheduler_output, intermediate_tensors, dummy_run=True, **kwargs
             )
-        shard, orders = self._shard(), getattr(scheduler_output, "vtoken", NO_ORDERS)
-        self._settle(orders)
+        shard, started = self._shard(), orders_of(scheduler_output).started
+        self._spliced = []
+        before_forward(shard, scheduler_output, self._splice)
+        spliced = dict.fromkeys(self._spliced)
+        self._spliced = [request_id for request_id in spliced if request_id not in started]
         for request_id in scheduler_output.finished_req_ids:
-            shard.stop(request_id)
             self._rows.pop(request_id, None)
-        for request_id, incarnation in orders.started.items():
-            shard.start(request_id, incarnation)
         output = super().execute_model(scheduler_output, intermediate_tensors, **kwargs)
-        # Copies come after the forward: the sources may have been written by it.
-        report = report_of(shard.prepare(orders.prepares) + shard.copied())
+        report = after_forward(shard, scheduler_output)
         if output is None:  # tokens follow in sample_tokens
             self._report = report
             return None
@@ -91,13 +90,11 @@ class VTokenGPUModelRunner(GPUModelRunner):
         report, self._report = self._report, None
         return attach(super().sample_tokens(*args, **kwargs), report)
 
-    def _settle(self, orders: StepOrders) -> None:
-        """Issue the waits for copies; rows change once vLLM has removed and added requests."""
-        self._spliced = []
-        for splice in self._shard().settle(orders):
-            self._rows[splice.request_id] = splice.apply(self._rows[splice.request_id])
-            if splice.request_id not in orders.started:
-                self._spliced.append(splice.request_id)
+    def _splice(self, splice: Splice) -> None:
+        """vLLM's own row follows once it has removed and added requests."""
+        request_id = splice.request_id
+        self._rows[request_id] = splice.apply(self._rows[request_id])
+        self._spliced.append(request_id)
 
     # -- rows and shifts -----------------------------------------------------------------------
 

@@ -79,8 +79,7 @@ class VTokenScheduler(AsyncScheduler):
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         reclaimer = self.reclaimer
-        reclaimer.begin_step(self.current_step + 1)
-        self.admission.blocked = False
+        reclaimer.begin_step(self.current_step + 1, self.admission.begin_step())
         output = super().schedule(throttle_prefills)
         for data in output.scheduled_new_reqs:
             self._start(data.req_id)

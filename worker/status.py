@@ -56,6 +56,7 @@ def replica_status(scheduler: "VTokenScheduler") -> dict[str, Any]:
         "plans_prepared": stats.plans_prepared,
         "plans_committed": stats.plans_committed,
         "plans_aborted": dict(stats.plans_aborted),
+        "holes_filled": stats.holes_filled,
         "tokens_moved": stats.tokens_moved,
         "bytes_moved": stats.tokens_moved * scheduler.bytes_per_token,
         "blocks_given_back": stats.blocks_given_back,
@@ -70,5 +71,4 @@ def _live_tokens(scheduler: "VTokenScheduler", request: Request) -> int:
     evicting = scheduler.reclaimer.requests.get(request.request_id)
     if evicting is None:
         return request.num_computed_tokens
-    # Tokens that the table has not registered yet are live.
-    return evicting.table.num_live + request.num_computed_tokens - evicting.table.length
+    return evicting.num_live(request.num_computed_tokens)

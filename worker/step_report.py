@@ -1,12 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a shard's votes travel up: as an attribute of the step's output."""
+"""What a shard does around each forward, on every device, and how its votes travel up: as an
+attribute of the step's output."""
 
+from collections.abc import Callable
 from copy import copy
 from typing import Any
 
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
-from vtoken.plan import StepReport, Vote
+from vtoken.plan import NO_ORDERS, StepOrders, StepReport, Vote
+from vtoken.shard import Shard, Splice
+
+
+def orders_of(scheduler_output: SchedulerOutput) -> StepOrders:
+    return getattr(scheduler_output, "vtoken", NO_ORDERS)
+
+
+def before_forward(
+    shard: Shard, scheduler_output: SchedulerOutput, splice: Callable[[Splice], None]
+) -> None:
+    """Everything that must be ordered before the forward and before vLLM's own row updates.
+
+    Args:
+        splice: changes the runner's row of a request.
+    """
+    orders = orders_of(scheduler_output)
+    for change in shard.settle(orders):
+        splice(change)
+    for change in shard.fill(orders.fillings):
+        splice(change)
+    for request_id in scheduler_output.finished_req_ids:
+        shard.stop(request_id)
+    for request_id, incarnation in orders.started.items():
+        shard.start(request_id, incarnation)
+
+
+def after_forward(shard: Shard, scheduler_output: SchedulerOutput) -> StepReport | None:
+    """Start the copies, whose sources the forward may have written, and vote."""
+    prepared = shard.prepare(orders_of(scheduler_output).prepares)
+    return report_of(prepared + shard.copied())
 
 
 class ReportingOutput(AsyncModelRunnerOutput):

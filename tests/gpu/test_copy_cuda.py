@@ -66,6 +66,19 @@ def test_every_element_of_a_moved_token_arrives_and_nothing_else_changes(heads_f
     assert not np.array_equal(bits(caches), before)
 
 
+def test_a_move_in_place_is_seen_by_what_the_main_stream_does_next() -> None:
+    caches = make_caches(True)
+    engine, before = make_engine(caches), bits(caches)
+    sources, destinations = np.array([4, 6, 21]), np.array([33, 8, 60])
+    engine.move(sources, destinations)
+    after = before.copy()
+    for source, destination in zip(sources, destinations, strict=True):
+        (b, s), (c, t) = divmod(source, SIZE), divmod(destination, SIZE)
+        after[:, c, :, t] = before[:, b, :, s]
+    assert np.array_equal(bits(caches), after)
+    assert engine.num_wrong_tokens(sources, destinations) == 0
+
+
 def test_the_main_stream_goes_on_and_waits_only_where_told() -> None:
     caches = make_caches(True)
     engine = make_engine(caches)
@@ -93,9 +106,9 @@ def test_a_garbled_token_is_counted() -> None:
     engine, plan = make_engine(caches), example(1, [1, 3, 5, 7, 2], [6, 4])
     engine.start([plan])
     torch.cuda.synchronize()
-    assert engine.is_done(1) and engine.num_wrong_tokens(plan) == 0
+    assert engine.is_done(1) and engine.num_wrong_tokens(*plan.moves()) == 0
     caches[LAYERS - 1][6, HEADS - 1, 2, WIDTH - 1] += 1
-    assert engine.num_wrong_tokens(plan) == 1
+    assert engine.num_wrong_tokens(*plan.moves()) == 1
 
 
 @pytest.mark.parametrize(

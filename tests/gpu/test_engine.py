@@ -105,3 +105,21 @@ def test_eviction_gives_blocks_back_and_the_pool_ends_as_it_was(
     assert committed(engine) - before >= 2 * len(prompts)
     assert not {"refused", "diverged"} & set(reclaimer.stats.plans_aborted) - set(aborted)
     assert reclaimer.port.num_free() == free
+
+
+def test_holes_are_filled_in_place_and_the_pool_ends_as_it_was(
+    engine: Any, prompts: list[list[int]], greedy: Any, stock_tokens: list[list[int]]
+) -> None:
+    """Bytes, tables and ledger are checked online, at every filling."""
+    reclaimer, steps = engine.scheduler.reclaimer, iter(range(10**6))
+    free, before = reclaimer.port.num_free(), reclaimer.stats.holes_filled
+
+    def ask_for_all_there_is() -> None:
+        if next(steps) % 8 == 0:
+            reclaimer.room.make(free)
+
+    sampling = greedy(policy="random", keep_ratio=0.5, tick_tokens=500, recent=16)
+    tokens = engine.run(prompts, sampling, ask_for_all_there_is)
+    assert tokens != stock_tokens, "a control: eviction is seen"
+    assert reclaimer.stats.holes_filled - before >= 2 * len(prompts)
+    assert reclaimer.port.num_free() == free

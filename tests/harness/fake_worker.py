@@ -28,6 +28,7 @@ class Fault(Enum):
     COPY_BEFORE_FORWARD = auto()
     SPLICE_AFTER_APPENDS = auto()
     SPLICE_AFTER_FORWARD = auto()
+    FILL_AFTER_FORWARD = auto()
 
 
 class FakeWorker:
@@ -52,6 +53,10 @@ class FakeWorker:
         splices = self.shard.settle(orders)
         if self.fault not in (Fault.SPLICE_AFTER_APPENDS, Fault.SPLICE_AFTER_FORWARD):
             self._apply(splices, self.rows)
+            if self.fault is not Fault.FILL_AFTER_FORWARD:
+                self._apply(self.shard.fill(orders.fillings), self.rows)
+        else:
+            splices += self.shard.fill(orders.fillings)
         self._update(output, orders)
         if self.fault is Fault.SPLICE_AFTER_APPENDS:
             self._apply(splices, old_rows)
@@ -59,6 +64,8 @@ class FakeWorker:
         sampled = [self._forward(output, r) for r in output.num_scheduled_tokens]
         if self.fault is Fault.SPLICE_AFTER_FORWARD:
             self._apply(splices, self.rows)
+        if self.fault is Fault.FILL_AFTER_FORWARD:
+            self._apply(self.shard.fill(orders.fillings), self.rows)
         early = self.fault is Fault.COPY_BEFORE_FORWARD
         self.engine.after_main = before if early else self.streams.main
         votes = self.shard.prepare(orders.prepares) + self.shard.copied()

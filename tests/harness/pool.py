@@ -15,6 +15,7 @@ class SimplePool:
         holders: block id -> rows and open plans that hold it.
         rows: request id -> its block ids.
         lengths: request id -> its tokens.
+        pending: how many of them the step that is being scheduled adds.
         owed: what ``growth`` answers.
     """
 
@@ -26,6 +27,7 @@ class SimplePool:
         self.rows: dict[str, list[int]] = {}
         self.lengths: dict[str, int] = {}
         self.shifts: dict[str, int] = {}
+        self.pending: Counter[str] = Counter()
         self.owed = 0
 
     # -- BlockPort -----------------------------------------------------------------------------
@@ -50,13 +52,16 @@ class SimplePool:
                 self.free.append(block_id)
 
     def length(self, request_id: str) -> int:
-        return self.lengths[request_id]
+        return self.lengths[request_id] - self.pending[request_id]
 
     def row_from(self, request_id: str, start: int) -> list[int]:
         return self.rows[request_id][start:]
 
     def private(self, request_id: str) -> npt.NDArray[np.bool_]:
         return np.array([self.holders[block] == 1 for block in self.rows[request_id]], np.bool_)
+
+    def forget_hashes(self, block_ids: Sequence[int]) -> None:
+        """Nothing is hashed here."""
 
     def replace_row(self, request_id: str, block_ids: Sequence[int], shift: int) -> None:
         self.rows[request_id] = list(block_ids)

@@ -37,7 +37,7 @@ class Rank:
         self.shard = Shard(number, block_size, self.engine, self._row_of, check=True)
         self.rows: dict[str, list[int]] = {}
         self.reports: deque[StepReport] = deque()
-        self.refuses = self.garbles = self.lies = False
+        self.refuses = self.garbles = self.lies = self._prepares = False
 
     def execute(
         self,
@@ -51,6 +51,8 @@ class Rank:
         self.engine.corrupts = self.garbles
         for splice in self.shard.settle(orders):
             self.rows[splice.request_id] = splice.apply(self.rows[splice.request_id])
+        for splice in self.shard.fill(orders.fillings):
+            self.rows[splice.request_id] = splice.apply(self.rows[splice.request_id])
         for request_id in ended:
             self.shard.stop(request_id)
             self.rows.pop(request_id, None)
@@ -59,7 +61,9 @@ class Rank:
         for request_id, grown in growth.items():
             self._forward(request_id, grown, texts[request_id])
         self.engine.after_main = self.streams.main
+        self._prepares = True
         prepared, copied = self.shard.prepare(orders.prepares), self.shard.copied()
+        self._prepares = False
         self.refuses &= not prepared
         self.garbles &= not copied
         votes = {vote.plan_id: vote for vote in (*prepared, *copied)}
@@ -87,4 +91,4 @@ class Rank:
 
     def _row_of(self, request_id: str) -> list[int] | None:
         row = self.rows.get(request_id)
-        return list(row) if row is not None and not self.refuses else None
+        return list(row) if row is not None and not (self.refuses and self._prepares) else None

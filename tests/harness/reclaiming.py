@@ -19,7 +19,7 @@ REPLICA = st.builds(
     theta_f=st.sampled_from([0, 0.25]),
     low_water=st.sampled_from([0.05, 0.6]),
     batch_blocks=st.sampled_from([2, 64]),
-    backend=st.sampled_from(["lazy_compaction"] * 5 + ["whole_blocks"]),
+    backend=st.sampled_from(["lazy_compaction"] * 5 + ["hole_filling", "whole_blocks"]),
 )
 EVICTION = st.builds(
     EvictionOptions,

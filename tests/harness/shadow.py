@@ -1,5 +1,6 @@
 """The token table of one request once more, as lists and dicts that anybody can follow."""
 
+from vtoken.hole_filling import HoleFilling
 from vtoken.plan import RelocationPlan
 from vtoken.table import TokenTable
 
@@ -62,6 +63,20 @@ class Shadow:
         assert all(len(block) == size for block in new) and len(new) < len(sources)
         kept = [block for i, block in enumerate(self.row) if i not in sources]
         self.row = kept[: sources[0]] + new + kept[sources[0] :]
+
+    def fill(self, filling: HoleFilling) -> None:
+        """Single tokens over dead ones, then whole blocks out."""
+        size, sources = self.block_size, filling.source_indices.tolist()
+        overwritten = set()
+        for moved, hole in zip(filling.moved.tolist(), filling.holes.tolist(), strict=True):
+            target = self.row[hole // size]
+            overwritten.add(target[hole % size])
+            assert hole // size not in sources and moved // size in sources
+            target[hole % size] = self.row[moved // size][moved % size]
+        assert not overwritten & self.live, "I1: a live token is overwritten"
+        kept = [block for i, block in enumerate(self.row) if i not in sources]
+        assert self.live <= {p for block in kept for p in block}, "I1: a live token is left behind"
+        self.row = kept
 
     def check(self, table: TokenTable) -> None:
         """The table says the same, in all its ways of saying it. It may not have heard of the

@@ -133,8 +133,13 @@ class FakeCopyEngine:
         self.streams.main_waits(copy.operation)
         del self.copies[plan_id]
 
-    def num_wrong_tokens(self, plan: RelocationPlan) -> int:
-        sources, destinations = plan.moves()
+    def move(self, sources: Slots, destinations: Slots) -> None:
+        size = self.memory.block_size
+        self.streams.on_main(np.unique(sources // size), np.unique(destinations // size))
+        for cells in (self.memory.positions, self.memory.payloads):
+            cells[destinations] = cells[sources]
+
+    def num_wrong_tokens(self, sources: Slots, destinations: Slots) -> int:
         memory = self.memory
         same = memory.payloads[sources] == memory.payloads[destinations]
         same &= memory.positions[sources] == memory.positions[destinations]

@@ -12,6 +12,8 @@ from harness.traffic import run_traffic
 # What must have happened for a run to count.
 ENOUGH = {
     "commits": 300,
+    "fillings": 300,
+    "plans hole_filling": 20,
     "plans preempted": 20,
     "plans finished": 20,
     "plans aborted": 3,
@@ -64,7 +66,8 @@ def test_a_busy_hour_without_a_fault_is_clean(depth: int) -> None:
     replica.run_to_the_end()
     replica.check_clean()
     stats = replica.scheduler.reclaimer.stats
-    assert stats.plans_committed >= 20 and stats.plans_aborted.total() >= 3
+    assert stats.plans_committed >= 10 and stats.plans_aborted.total() >= 3
+    assert stats.holes_filled >= 10
 
 
 @pytest.mark.parametrize("depth", [2, 3])

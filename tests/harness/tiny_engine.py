@@ -2,16 +2,17 @@
 
 from collections import Counter, deque
 from itertools import count
-from typing import Any
 
 from harness.pool import SimplePool
 from harness.ranks import Growth, Rank
 from harness.shadow import Shadow
 from vtoken.audit import AuditTrail
 from vtoken.options import EvictionOptions, ReplicaOptions
+from vtoken.plan import RelocationPlan
 from vtoken.reclaimer import Reclaimer
 
 SIZE = 4
+WANTED = 4  # free blocks for a request to start
 
 
 class TinyEngine:
@@ -35,6 +36,7 @@ class TinyEngine:
         self._options: dict[str, EvictionOptions] = {}
         self._prefill_end: dict[str, int] = {}
         self._ended: set[str] = set()
+        self._plans: dict[str, RelocationPlan | None] = {}
         self._ids, self._payloads, self._now = count(1), count(1), 0
 
     # -- requests ------------------------------------------------------------------------------
@@ -61,6 +63,7 @@ class TinyEngine:
 
     def _leave(self, request_id: str, cause: str) -> None:
         self.reclaimer.drop(request_id, cause)
+        del self.pool.pending[request_id]
         self.pool.end(request_id)
         del self.texts[request_id]
 
@@ -70,16 +73,13 @@ class TinyEngine:
         self.healthy = False  # until this step has shown nothing wrong
         self._now += 1
         self.totals["steps"] += 1
-        plans = {i: r.open_plan for i, r in self.reclaimer.requests.items()}
-        self.reclaimer.begin_step(self._now)
-        for row in self._news("reclaim"):
-            plan = plans[row["request_id"]]
-            assert plan is not None
-            self.texts[plan.request_id].commit(plan)
+        self._plans = {i: r.open_plan for i, r in self.reclaimer.requests.items()}
+        self.reclaimer.begin_step(self._now, wanted=WANTED if self.waiting else 0)
+        self._hear()
         growth = self._schedule(chunk)
         orders = self.reclaimer.end_step(blocked=bool(self.waiting))
-        for row in self._news("evict"):
-            self.texts[row["request_id"]].evict(row["positions"].tolist())
+        self.totals["fillings"] += len(orders.fillings)
+        self._hear()
         self._check()
         for rank in self.ranks:
             rank.engine.lag = lag
@@ -98,9 +98,10 @@ class TinyEngine:
         for request_id in list(self.texts):
             if request_id in self.texts:
                 self._grow(request_id, chunk, growth)
-        if self.waiting and self.pool.num_free() >= 4:
+        if self.waiting and self.pool.num_free() >= WANTED:
             self._start(self.waiting.popleft(), chunk, growth)
         self.pool.owed = min(2, len(self.texts))
+        self.pool.pending.clear()  # as in vLLM, lengths advance when the step is complete
         return growth
 
     def _start(self, request_id: str, chunk: int, growth: dict[str, Growth]) -> None:
@@ -120,16 +121,23 @@ class TinyEngine:
         """A chunk of a prefill or one token; the newest requests make room, itself the last."""
         text = self.texts[request_id]
         num_tokens = max(1, min(chunk, self._prefill_end[request_id] - text.length))
-        while self.pool.missing(request_id, num_tokens) > self.pool.num_free():
+        if self._lacking(request_id, num_tokens) > 0:
+            self.reclaimer.room.make(self._lacking(request_id, num_tokens))
+            self._hear()
+        while self._lacking(request_id, num_tokens) > 0:
             newest = list(self.texts)[-1]
             self.preempt(newest)
             growth.pop(newest, None)
             if newest == request_id:
                 return
         new = self.pool.grow(request_id, num_tokens)
+        self.pool.pending[request_id] = num_tokens
         for _ in range(num_tokens):
             text.append(next(self._payloads))
         growth[request_id] = Growth(False, new, num_tokens)
+
+    def _lacking(self, request_id: str, num_tokens: int) -> int:
+        return self.pool.missing(request_id, num_tokens) - self.pool.num_free()
 
     # -- checks --------------------------------------------------------------------------------
 
@@ -147,6 +155,17 @@ class TinyEngine:
         for rank in self.ranks:
             assert not rank.rows and not rank.shard.tables and not rank.engine.copies
 
-    def _news(self, event: str) -> list[dict[str, Any]]:
+    def _hear(self) -> None:
+        """Repeat on the shadows what the audit trail says has been done, in its order."""
         rows, self.reclaimer.audit.rows = self.reclaimer.audit.rows, []
-        return [row for row in rows if row["event"] == event]
+        fillings = {filling.request_id: filling for filling in self.reclaimer.room.fillings}
+        for row in rows:
+            request_id = row["request_id"]
+            plan = self._plans.get(request_id)
+            if row["event"] == "evict":
+                self.texts[request_id].evict(row["positions"].tolist())
+            elif row["event"] == "reclaim" and plan and plan.plan_id in self.reclaimer._commits:
+                self.texts[request_id].commit(plan)
+                del self._plans[request_id]
+            elif row["event"] == "reclaim":
+                self.texts[request_id].fill(fillings[request_id])

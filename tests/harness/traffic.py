@@ -28,7 +28,7 @@ REPLICA_OPTIONS = st.fixed_dictionaries(
         "theta_f": st.sampled_from([0, 0.25]),
         "batch_blocks": st.sampled_from([2, 64]),
         "low_water": st.sampled_from([0.05, 0.5]),
-        "backend": st.sampled_from(["lazy_compaction"] * 9 + ["whole_blocks"]),
+        "backend": st.sampled_from(["lazy_compaction"] * 8 + ["hole_filling", "whole_blocks"]),
     }
 )
 
@@ -159,6 +159,7 @@ class Traffic(RuleBasedStateMachine):
         replica.check_clean()
         self.totals.update(replica.counts)
         self.totals["commits"] += stats.plans_committed
+        self.totals["fillings"] += stats.holes_filled
         self.totals["preemptions"] += replica.scheduler.num_preemptions
         self.totals["forwards checked"] += replica.worker.oracle.num_checked
         self.totals["tokens not seen"] += replica.worker.oracle.num_invisible

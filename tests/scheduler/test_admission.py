@@ -6,9 +6,8 @@ import pytest
 
 from scheduler.admission import (
     Demand,
-    blocks_for,
     chunk_limit,
-    growth_tokens,
+    footprint_of,
     headroom_blocks,
     most_admitted,
     required_blocks,
@@ -18,7 +17,6 @@ from scheduler.admission import (
 from vtoken.options import EvictionOptions
 
 SIZE = 16
-STEPS = 3
 
 
 def options_of(**limits: object) -> EvictionOptions:
@@ -28,15 +26,11 @@ def options_of(**limits: object) -> EvictionOptions:
 def caps(options: EvictionOptions, prompt: int, length: int) -> tuple[int, int]:
     """(blocks that a request of this prompt and length needs at its worst, blocks of its length).
 
-    As in worker/admission.py, for a request that shares nothing.
+    For a request that shares nothing.
     """
-    full = blocks_for(length, SIZE)
-    live = worst_live(options, prompt, length)
-    growth = growth_tokens(STEPS, options.tick_tokens, 0)
-    chunk = chunk_limit(live, prompt, SIZE)
-    if chunk:
-        growth = max(growth, growth_tokens(STEPS, 0, chunk))
-    return min(full, worst_blocks(live, growth, SIZE)), full
+    footprint = footprint_of(options, prompt, length, SIZE)
+    in_chunks = chunk_limit(footprint.live, prompt, SIZE) > 0
+    return footprint.cap(in_chunks, num_shared=0), footprint.full
 
 
 BUDGETS = [36, 64, 128, 500, 512, 1024, 4096, 10_000]
@@ -103,6 +97,22 @@ def test_only_a_prompt_above_its_budget_goes_in_chunks_of_whole_blocks(
 ) -> None:
     assert chunk_limit(live, prefill, SIZE) == chunk
     assert chunk % SIZE == 0
+
+
+@pytest.mark.parametrize(
+    ("live", "recent", "new", "blocks"),
+    [
+        (512, 32, 1, 33),  # 31 packed, a full tail, and one
+        (512, 1, 1, 34),  # the tail may hold 15 dead tokens: 32 packed, the tail, and one
+        (512, 32, 128, 41),  # one token in the tail: 32 packed, and 129
+        (1, 1, 1, 2),
+        (40, 32, 1, 4),
+    ],
+)
+def test_the_worst_hold_is_packed_tokens_the_tail_and_what_comes_next(
+    live: int, recent: int, new: int, blocks: int
+) -> None:
+    assert worst_blocks(live, recent, new, SIZE) == blocks
 
 
 @pytest.mark.parametrize(

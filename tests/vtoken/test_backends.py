@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vtoken.backends import BACKENDS, Draft, Limits, lazy_compaction, none, whole_blocks
+from vtoken.backends import (
+    BACKENDS,
+    Draft,
+    Limits,
+    hole_filling,
+    lazy_compaction,
+    none,
+    whole_blocks,
+)
 
 SIZE = 4
 NO_LIMITS = Limits(1000, 1000)
@@ -87,6 +95,7 @@ def test_without_a_free_block_only_dead_blocks_are_reclaimed() -> None:
 def test_the_registry_names_every_backend() -> None:
     assert {
         "lazy_compaction": lazy_compaction,
+        "hole_filling": hole_filling,
         "whole_blocks": whole_blocks,
         "none": none,
     } == BACKENDS

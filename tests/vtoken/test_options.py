@@ -38,7 +38,7 @@ REFUSED = [
     ),
 ]
 REFUSED_OF_A_REPLICA = [
-    ({"backend": "hole_filling"}, "`backend`='hole_filling': .*'lazy_compaction'"),
+    ({"backend": "in_place"}, "`backend`='in_place': .*'lazy_compaction'"),
     ({"reclaim": "never"}, "`reclaim`='never': .*'pressure' or 'eager'"),
     ({"theta_f": 1}, "`theta_f`=1: .*less than 1"),
     ({"headroom": 0.5}, "`headroom`=0.5: .*less than 0.5"),

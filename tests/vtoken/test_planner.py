@@ -56,7 +56,32 @@ def test_pressure_looks_at_free_blocks(free: int, blocked: bool, chosen: list[st
     add(planner, pool, "a", 18, HALF_DEAD)
     add(planner, pool, "b", 18, [0, 1, 4, 5])
     pool.take(pool.num_free() - free)
+    for _ in range(10):
+        planner.candidates(False)  # the pool has been so for a while
     assert sorted(names(planner, blocked)) == chosen
+
+
+def test_a_burst_is_answered_before_the_pool_is_low() -> None:
+    """A fixed mark sees it when the blocks are gone: a plan that is opened
+    then gives its blocks back some steps too late."""
+    planner, pool = make_planner(low_water=0.2, theta_f=0.4)
+    add(planner, pool, "a", 18, HALF_DEAD)
+    add(planner, pool, "b", 18, [0, 1, 4, 5])
+    pool.take(pool.num_free() - 60)
+    for _ in range(10):
+        planner.candidates(False)
+    assert names(planner) == []
+    pool.take(7)
+    assert sorted(names(planner)) == ["a"], "53 - 4 * 7 is near the mark"
+    pool.take(7)
+    assert sorted(names(planner)) == ["b"], "46 - 4 * 7 is below it"
+
+
+def test_in_place_the_planner_drafts_nothing() -> None:
+    planner, pool = make_planner(backend="hole_filling", reclaim="eager")
+    request = add(planner, pool, "a", 18, HALF_DEAD)
+    assert planner.proposals(blocked=True) == []
+    assert planner.candidates(blocked=True) == [request]
 
 
 def test_the_best_gain_per_moved_token_comes_first() -> None:

@@ -4,9 +4,12 @@ or a plan."""
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from harness.reclaiming import run_reclaiming
+from harness.streams import FakeCopyEngine
+from vtoken import room
 from vtoken.errors import VTokenError
 from vtoken.plan import RelocationPlan
 from vtoken.planner import Planner
@@ -17,6 +20,8 @@ from vtoken.table import TokenTable
 ENOUGH = {
     "steps": 10_000,
     "commits": 1000,
+    "fillings": 300,
+    "plans hole_filling": 20,
     "aborts": 200,
     "preemptions": 200,
     "plans preempted": 50,
@@ -79,8 +84,25 @@ def moves_the_tail(stock: Callable[..., Any]) -> Callable[..., Any]:
     return attempt
 
 
+def overwrites_live_tokens(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """Holes that are none."""
+
+    def choose_moves(table: TokenTable, movable: Any, source_indices: Any) -> Any:
+        moved, holes = stock(table, movable, source_indices)
+        return moved, np.flatnonzero(np.repeat(movable, table.block_size))[: holes.size]
+
+    return choose_moves
+
+
+def moves_nothing(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """A device that forgets what is to be moved in place."""
+    return lambda self, sources, destinations: None
+
+
 PLANTED = [
-    (Reclaimer, "_abort", forgets_destinations),
+    (room, "choose_moves", overwrites_live_tokens),
+    (FakeCopyEngine, "move", moves_nothing),
+    (Reclaimer, "abort", forgets_destinations),
     (RelocationPlan, "moves", moves_too_little),
     (TokenTable, "apply_moves", splices_at_the_end),
     (Shard, "start", keeps_old_tables),

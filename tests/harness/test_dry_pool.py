@@ -1,0 +1,64 @@
+"""When blocks run out: holes are filled before anybody is preempted."""
+
+from collections.abc import Callable
+
+import pytest
+
+from harness.oracle import ContentViolation
+from harness.replica import Replica, Setting, prompt
+from harness.scenes import KEEP_HALF, step_until
+from harness.traffic import run_traffic
+from worker.block_manager import PoolPort
+
+Make = Callable[..., Replica]
+
+LIMITS = [
+    {"budget_tokens": 40},
+    {"budget_tokens": 100, "recent": 40},
+    {"keep_ratio": 0.3},
+    {"keep_ratio": 0.7, "tick_tokens": 200},
+]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("limits", LIMITS, ids=str)
+@pytest.mark.parametrize("backend", ["lazy_compaction", "hole_filling"])
+def test_who_was_admitted_by_its_cap_is_never_preempted(
+    depth: int, limits: dict[str, float], backend: str
+) -> None:
+    """Copies are late all the time, policies would rarely run, and texts share their heads."""
+    vtoken = {"reclaim": "pressure", "low_water": 0, "headroom": 0, "backend": backend}
+    replica = Replica(Setting(depth=depth, num_blocks=34, stops=False, vtoken=vtoken))
+    options = {"policy": "random", "sinks": 0, "evict_after_tokens": 0, "recent": 1} | limits
+    most = 0
+    for i in range(24):
+        replica.arrive(prompt(i % 3, 40 + 61 * i % 300), 40 + 29 * i % 150, **options)
+    for step in range(3000):
+        replica.schedule(lag=step % 4)
+        most = max(most, len(replica.scheduler.running))
+    assert not replica.scheduler.has_requests() and replica.counts["finished"] == 24
+    replica.run_to_the_end()
+    replica.check_clean()
+    assert most >= 4 and replica.scheduler.reclaimer.stats.holes_filled >= 10
+    assert replica.scheduler.num_preemptions == 0
+
+
+def test_an_admission_that_waits_is_served_in_place_in_the_next_step(make: Make) -> None:
+    """Copies never end, so lazy compaction gives nothing back."""
+    replica = make(num_blocks=19, vtoken={"reclaim": "pressure", "low_water": 0})
+    replica.arrive(prompt(0, 400), 100, **KEEP_HALF, tick_tokens=500)
+    step_until(replica, lambda: replica.counts["steps"] == 20, lag=9)
+    filled = replica.scheduler.reclaimer.stats.holes_filled
+    replica.arrive(prompt(1, 150), 20)
+    replica.schedule(lag=9)
+    assert len(replica.scheduler.waiting) == 1
+    replica.schedule(lag=9)
+    assert not replica.scheduler.waiting
+    assert replica.scheduler.reclaimer.stats.holes_filled == filled + 1
+
+
+def test_a_hash_that_outlives_its_content_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A control: what is overwritten, or computed after a reclaim, must leave the prefix cache."""
+    monkeypatch.setattr(PoolPort, "forget_hashes", lambda self, block_ids: None)
+    with pytest.raises(ContentViolation):
+        run_traffic(2, {"fillings": 3000})

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Room at once: reclaiming in place when blocks are missing now (design: hole filling).
+
+Lazy compaction costs the forward nothing, but its blocks arrive some steps later and it needs free
+blocks itself. So it is the rule, and this is what stands between a dry pool and a preemption.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from vtoken.hole_filling import HoleFilling, choose_moves, choose_sources, filling_digest
+from vtoken.request import EvictingRequest
+
+if TYPE_CHECKING:
+    from vtoken.reclaimer import Reclaimer
+
+
+Int32s = npt.NDArray[np.int32]
+Mask = npt.NDArray[np.bool_]
+
+
+class Room:
+    """Fills holes of the requests of one replica.
+
+    Attributes:
+        fillings: decided in the current step, for its orders.
+    """
+
+    def __init__(self, reclaimer: "Reclaimer") -> None:
+        self.reclaimer = reclaimer
+        self.port = reclaimer.port
+        self.block_size = reclaimer.block_size
+        self.enabled = reclaimer.options.backend in ("lazy_compaction", "hole_filling")
+        self.fillings: list[HoleFilling] = []
+
+    def take_orders(self) -> tuple[HoleFilling, ...]:
+        orders = tuple(self.fillings)
+        self.fillings.clear()
+        return orders
+
+    def make(self, count: int) -> bool:
+        """Free ``count`` more blocks in this very step, or as many as there are.
+
+        Policies run early where that helps, and open plans are given up, but only after requests
+        without one.
+        """
+        wanted = self.port.num_free() + count
+        for request in self._candidates():
+            if self.port.num_free() >= wanted:
+                break
+            self.fill(request, wanted - self.port.num_free())
+        return self.port.num_free() >= wanted
+
+    def possible(self) -> int:
+        """An upper bound of what ``make`` can free, cheap."""
+        return sum(self._bound(request) for request in self.reclaimer.requests.values())
+
+    def fill(self, request: EvictingRequest, wanted: int) -> None:
+        """Reclaim from one request in place: ``wanted`` blocks, or a batch if that is more."""
+        length = self.port.length(request.request_id)
+        request.next_filling = length + self.block_size
+        if request.num_live(length) > request.options.live_target(length):
+            self.reclaimer.run_policy(request, length)
+        if request.failed:
+            return
+        if request.open_plan is not None:
+            self.reclaimer.abort(request, "hole_filling")
+        table, request_id = request.table, request.request_id
+        table.sync_new_tokens(self.port.row_from(request_id, len(table.block_ids)), length)
+        movable = self.port.private(request_id)
+        movable[max(table.tail, 0) :] = False
+        limit = max(wanted, self.reclaimer.options.batch_blocks)
+        sources = choose_sources(table.block_live, movable, self.block_size, limit)
+        if sources.size:
+            self._carry_out(request, sources, movable)
+        if sources.size == limit:
+            request.next_filling = length + 1  # there may be more, for the next step
+            self.reclaimer.planner.note(request)
+        else:
+            self.reclaimer.planner.forget(request_id)
+
+    def _carry_out(self, request: EvictingRequest, sources: Int32s, movable: Mask) -> None:
+        """Row, shift and blocks change now; the bytes move before the forward of this step."""
+        table, row, size = request.table, list(request.table.block_ids), self.block_size
+        moved, holes = choose_moves(table, movable, sources)
+        plan = HoleFilling(
+            request.request_id,
+            request.incarnation,
+            table.epoch,
+            table.length,
+            sources,
+            moved,
+            holes,
+            digest=0,
+        )
+        plan = replace(plan, digest=filling_digest(plan, table))
+        gone = table.positions[plan.gone(table)]
+        overwritten = {row[i] for i in (holes // size).tolist()}
+        # Blocks from the tail on may have got a hash in this very step, for tokens that will be
+        # computed without what is reclaimed here.
+        self.port.forget_hashes([*overwritten, *row[table.tail :]])
+        table.fill_holes(sources, moved, holes)
+        self.port.replace_row(request.request_id, table.block_ids, table.shift)
+        self.port.give_back([row[i] for i in sources[::-1]])
+        self.fillings.append(plan)
+        self.reclaimer.stats.fill(plan)
+        request.totals.blocks_given_back += sources.size
+        request.totals.reclaims += 1
+        self.reclaimer.audit.note(request, "reclaim", positions=gone, blocks_before=len(row))
+
+    def _candidates(self) -> Iterator[EvictingRequest]:
+        """Requests worth a look, those with most to give first."""
+        if not self.enabled:
+            return
+        bounds = [(self._bound(request), request) for request in self.reclaimer.requests.values()]
+        bounds.sort(key=lambda item: (item[1].open_plan is not None, -item[0]))
+        for bound, request in bounds:
+            if bound:
+                yield request
+
+    def _bound(self, request: EvictingRequest) -> int:
+        """Blocks that the request holds beyond what its policy would leave live."""
+        length = self.port.length(request.request_id)
+        if request.failed or length < request.next_filling:
+            return 0
+        live = request.num_live(length)
+        if length >= request.options.evict_after_tokens:
+            live = min(live, request.options.live_target(length))
+        return max(0, length - request.table.shift - live) // self.block_size
