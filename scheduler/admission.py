@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from vtoken.options import EvictionOptions
 
+# Tokens of a prefill step that keep a large GPU busy (benchmarks: capacity).
+EFFICIENT_CHUNK = 512
+
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
@@ -28,11 +31,13 @@ def chunk_limit(live: int, prefill_tokens: int, block_size: int) -> int:
     """Most prompt tokens to compute in one step; 0 means no limit.
 
     A prompt that fits into what may live is computed as the engine likes. A longer one goes in
-    chunks of a quarter of that, in whole blocks, so that it never holds much more.
+    chunks of a quarter of that, in whole blocks, so that it never holds much more; but not in
+    chunks so small that steps with prompts in them become many and slow.
     """
     if prefill_tokens <= live:
         return 0
-    return max(block_size, live // 4 // block_size * block_size)
+    chunk = min(live, max(live // 4, EFFICIENT_CHUNK))
+    return max(block_size, chunk // block_size * block_size)
 
 
 def worst_blocks(live: int, recent: int, new: int, block_size: int) -> int:
@@ -74,11 +79,13 @@ def footprint_of(
     options: EvictionOptions, num_prompt_tokens: int, full_tokens: int, block_size: int
 ) -> Footprint:
     live = worst_live(options, num_prompt_tokens, full_tokens)
+    # Half a tick more than must be, two blocks at most, so that a filling frees several blocks.
+    slack = min(options.tick_tokens // 2, 2 * block_size)
     chunk = chunk_limit(live, full_tokens, block_size)
     return Footprint(
         live,
-        worst_blocks(live, options.recent, 1, block_size),
-        worst_blocks(live, options.recent, max(chunk, 1), block_size),
+        worst_blocks(live + slack, options.recent, 1, block_size),
+        worst_blocks(live + slack, options.recent, max(chunk, 1), block_size),
         blocks_for(full_tokens, block_size),
     )
 

@@ -7,7 +7,7 @@ decides it, so nothing is voted on: a shard on which it does not fit is broken a
 """
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +28,8 @@ class HoleFilling:
         epoch: of the token table before it.
         length: of the request then, logical tokens.
         source_indices: int32 ``[k]``, row indices of the blocks that leave the row, ascending.
-        moved: int64 ``[n]``, row indices of their live tokens; all of them move.
-        holes: int64 ``[n]``, row indices of the dead tokens that they overwrite, one each.
+        moved: int64 ``[n]``, row indices of their live tokens, ascending; all of them move.
+        holes: int64 ``[n]``, row indices of the dead tokens that they overwrite, ascending.
         digest: what a shard must compute from its own table (``filling_digest``).
     """
 
@@ -53,10 +53,11 @@ class HoleFilling:
 
     def gone(self, table: TokenTable) -> Int64s:
         """Row indices of the tokens that leave the row, by a table before it."""
-        size = table.block_size
-        starts = self.source_indices.astype(np.int64) * size
-        tokens = (starts[:, None] + np.arange(size)).reshape(-1)
-        return np.concatenate([np.setdiff1d(tokens, self.moved), self.holes])
+        leaves = np.zeros(table.resident, np.bool_)
+        leaves[: table.tail * table.block_size].reshape(table.tail, -1)[self.source_indices] = True
+        leaves[self.moved] = False
+        leaves[self.holes] = True
+        return np.flatnonzero(leaves)
 
 
 def choose_sources(
@@ -101,15 +102,20 @@ def choose_moves(
 def check_filling(plan: HoleFilling, table: TokenTable) -> None:
     """Raise PlanError unless a filling is about whole blocks before the tail of this row."""
     size, tail = table.block_size, table.tail
-    none = np.zeros(plan.source_indices.size * size, np.bool_)
-    table.check_sources(plan.source_indices, none, num_destinations=0)
-    if plan.moved.size != plan.holes.size or np.unique(plan.holes).size != plan.holes.size:
+    nothing = np.zeros(plan.source_indices.size * size, np.bool_)
+    table.check_sources(plan.source_indices, nothing, num_destinations=0)
+    if plan.moved.size != plan.holes.size:
         raise PlanError(f"{plan.moved.size} tokens for {plan.holes.size} holes")
-    if not np.isin(plan.moved // size, plan.source_indices).all():
+    for what, indices in (("tokens", plan.moved), ("holes", plan.holes)):
+        ascending = bool(np.all(np.diff(indices) > 0))
+        if indices.size and not (ascending and indices[0] >= 0 and indices[-1] < tail * size):
+            raise PlanError(f"{what} {indices.tolist()} are not ascending before the tail {tail}")
+    is_source = np.zeros(tail, np.bool_)
+    is_source[plan.source_indices] = True
+    if not is_source[plan.moved // size].all():
         raise PlanError("a token moves that is in no source block")
-    wrong = np.isin(plan.holes // size, plan.source_indices) | (plan.holes >= tail * size)
-    if wrong.any() or (plan.holes < 0).any():
-        raise PlanError("a hole is in a source block or not before the tail")
+    if is_source[plan.holes // size].any():
+        raise PlanError("a hole is in a source block")
 
 
 def filling_digest(plan: HoleFilling, table: TokenTable) -> int:
@@ -117,11 +123,18 @@ def filling_digest(plan: HoleFilling, table: TokenTable) -> int:
 
     Each side passes its OWN table, so that equal digests mean equal tables where it matters (I6).
     """
-    h = hashlib.blake2b(digest_size=8)
-    h.update(plan.request_id.encode())
-    h.update(np.array([plan.incarnation, plan.epoch, plan.length], np.int64).tobytes())
-    for array in (plan.source_indices.astype(np.int64), *plan.moves(table)):
-        h.update(np.ascontiguousarray(array).tobytes())
+    header = np.array([plan.incarnation, plan.epoch, plan.length], np.int64)
+    h = hashlib.blake2b(plan.request_id.encode(), digest_size=8)
+    for array in (header, plan.source_indices, *plan.moves(table)):
+        h.update(array.tobytes())
     for indices in (plan.moved, plan.holes):
         h.update(table.positions[indices].tobytes())
     return int.from_bytes(h.digest(), "little", signed=True)
+
+
+def make_filling(
+    request_id: str, incarnation: int, table: TokenTable, change: tuple[Int32s, Int64s, Int64s]
+) -> HoleFilling:
+    """Fix a change (sources, moved, holes) of a request's table as it is now."""
+    plan = HoleFilling(request_id, incarnation, table.epoch, table.length, *change, digest=0)
+    return replace(plan, digest=filling_digest(plan, table))

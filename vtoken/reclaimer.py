@@ -113,6 +113,7 @@ class Reclaimer:
         if self.planner.in_place:
             for request in self.planner.candidates(wanted > 0):
                 self.room.fill(request, 1)
+        self.room.drip()
         # What open plans will give back need not be made here.
         missing = wanted - self.port.num_free() - self.two_phase.gain()
         if wanted and missing > 0 and self.room.possible() >= missing:
@@ -208,7 +209,8 @@ class Reclaimer:
         new_blocks = self.port.row_from(request_id, len(table.block_ids))
         table.sync_new_tokens(new_blocks, self.port.length(request_id))
         before = len(table.block_ids)
-        gone = table.positions[plan.source_tokens()[~plan.selected]]
+        tokens = plan.source_tokens()[~plan.selected]
+        gone = table.positions[tokens] if self.audit.enabled else ()
         table.apply_moves(plan.source_indices, plan.selected, plan.destination_blocks.tolist())
         self.port.replace_row(request_id, table.block_ids, table.shift)
         # Highest index first: the hashes of a prefix chain stay useful from its head.

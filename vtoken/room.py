@@ -6,13 +6,13 @@ blocks itself. So it is the rule, and this is what stands between a dry pool and
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from vtoken.hole_filling import HoleFilling, choose_moves, choose_sources, filling_digest
+from vtoken.hole_filling import HoleFilling, choose_moves, choose_sources, make_filling
 from vtoken.request import EvictingRequest
 
 if TYPE_CHECKING:
@@ -55,6 +55,19 @@ class Room:
             self.fill(request, wanted - self.port.num_free())
         return self.port.num_free() >= wanted
 
+    def drip(self) -> None:
+        """Fill some requests' holes while the pool could not serve each of them a block.
+
+        Many of equal length all need a block in one step; filled only then, they make that step
+        slow. Each needs one every ``block_size`` steps, so this many a step keep up.
+        """
+        count = len(self.reclaimer.requests)
+        if not self.enabled or self.port.num_free() >= count:
+            return
+        for request in islice(self._candidates(), count // self.block_size + 1):
+            if request.open_plan is None:
+                self.fill(request, 1)
+
     def possible(self) -> int:
         """An upper bound of what ``make`` can free, cheap."""
         return sum(self._bound(request) for request in self.reclaimer.requests.values())
@@ -87,19 +100,10 @@ class Room:
         """Row, shift and blocks change now; the bytes move before the forward of this step."""
         table, row, size = request.table, list(request.table.block_ids), self.block_size
         moved, holes = choose_moves(table, movable, sources)
-        plan = HoleFilling(
-            request.request_id,
-            request.incarnation,
-            table.epoch,
-            table.length,
-            sources,
-            moved,
-            holes,
-            digest=0,
-        )
-        plan = replace(plan, digest=filling_digest(plan, table))
-        gone = table.positions[plan.gone(table)]
-        overwritten = {row[i] for i in (holes // size).tolist()}
+        plan = make_filling(request.request_id, request.incarnation, table, (sources, moved, holes))
+        audit = self.reclaimer.audit
+        gone = table.positions[plan.gone(table)] if audit.enabled else ()
+        overwritten = dict.fromkeys(row[i] for i in (holes // size).tolist())
         # Blocks from the tail on may have got a hash in this very step, for tokens that will be
         # computed without what is reclaimed here.
         self.port.forget_hashes([*overwritten, *row[table.tail :]])
@@ -110,7 +114,7 @@ class Room:
         self.reclaimer.stats.fill(plan)
         request.totals.blocks_given_back += sources.size
         request.totals.reclaims += 1
-        self.reclaimer.audit.note(request, "reclaim", positions=gone, blocks_before=len(row))
+        audit.note(request, "reclaim", positions=gone, blocks_before=len(row))
 
     def _candidates(self) -> Iterator[EvictingRequest]:
         """Requests worth a look, those with most to give first."""

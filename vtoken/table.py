@@ -119,19 +119,17 @@ class TokenTable:
                 the destination blocks exactly.
             destination_blocks: ``d`` block ids; they take the place of the first source.
         """
-        size, full = self.block_size, self.tail
         self.check_sources(source_indices, selected, len(destination_blocks))
-        first = int(source_indices[0])
+        size, full, first = self.block_size, self.tail, int(source_indices[0])
+        stays = np.ones(full, np.bool_)
+        stays[source_indices] = False
+        tokens = np.arange(full * size).reshape(full, size)
+        moved = tokens[source_indices].reshape(-1)[selected]
+        head, rest = tokens[:first].reshape(-1), tokens[first:][stays[first:]].reshape(-1)
+        order = np.concatenate([head, moved, rest, np.arange(full * size, self.resident)])
         for array in (self._positions, self._live):
-            rows = array[: full * size].reshape(full, size)
-            moved = rows[source_indices].reshape(-1)[selected].reshape(-1, size)
-            tail = array[full * size : self.resident].copy()
-            rest = np.delete(rows, source_indices, axis=0)
-            head = np.concatenate([rest[:first], moved, rest[first:]]).reshape(-1)
-            array[: head.size] = head
-            array[head.size : head.size + tail.size] = tail
-        gone = set(source_indices.tolist())
-        kept = [block for i, block in enumerate(self.block_ids) if i not in gone]
+            array[: order.size] = array[order]
+        kept = [block for i, block in enumerate(self.block_ids) if i >= full or stays[i]]
         self.block_ids = [*kept[:first], *destination_blocks, *kept[first:]]
         self.shift += (source_indices.size - len(destination_blocks)) * size
         self.epoch += 1

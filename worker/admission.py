@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Admission arithmetic applied to vLLM's requests (the arithmetic itself is in scheduler/)."""
 
-from itertools import takewhile
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
 from scheduler.admission import (
@@ -114,8 +115,7 @@ class Admission:
             footprint = self._footprints.get(request.request_id)
             if footprint is not None:
                 row = rows[request.request_id]
-                # Sharing always begins at the head of a row.
-                shared = sum(1 for _ in takewhile(lambda block: block.ref_cnt > 1, row))
+                shared = _num_shared(row)
                 capped += max(0, self._cap(request, shared) - len(row))
                 full += max(0, footprint.full - len(row))
         return Demand(capped, full)
@@ -124,3 +124,11 @@ class Admission:
         prefills = request.num_computed_tokens < request.num_tokens - 1
         in_chunks = prefills and self.chunk(request) > 0
         return self._footprints[request.request_id].cap(in_chunks, num_shared)
+
+
+def _num_shared(row: Sequence[KVCacheBlock]) -> int:
+    """Sharing always begins at the head of a row."""
+    for i, block in enumerate(row):
+        if block.ref_cnt == 1:
+            return i
+    return len(row)

@@ -24,11 +24,14 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from harness.fake_worker import NUM_TOKEN_IDS, FakeWorker, Fault
+from scheduler import admission
+from scheduler import admission
 from vtoken.audit import AuditTrail
 from worker.plugin import register
 from worker.scheduler import VTokenScheduler
 
 BLOCK_SIZE = 32
+admission.EFFICIENT_CHUNK = BLOCK_SIZE  # texts are short here and must still come in chunks
 MAX_MODEL_LEN = 512
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -199,8 +202,8 @@ class Replica:
         self.counts["client aborts"] += 1
 
     def reset(self, running: bool) -> None:
-        self.counts["resets"] += 1
         self.scheduler.reset_prefix_cache(reset_running_requests=running)
+        self.counts["resets"] += 1
 
     # -- at the end ----------------------------------------------------------------------------
 

@@ -90,7 +90,14 @@ def test_the_worst_live_count_obeys_budget_floor_and_protection(
 
 @pytest.mark.parametrize(
     ("live", "prefill", "chunk"),
-    [(512, 512, 0), (512, 513, 128), (500, 5000, 112), (40, 5000, 16), (10, 11, 16)],
+    [
+        (512, 512, 0),
+        (512, 513, 512),
+        (500, 5000, 496),
+        (40, 5000, 32),
+        (10, 11, 16),
+        (8192, 9000, 2048),
+    ],
 )
 def test_only_a_prompt_above_its_budget_goes_in_chunks_of_whole_blocks(
     live: int, prefill: int, chunk: int

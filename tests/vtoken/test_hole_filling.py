@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from harness.streams import FakeCopyEngine, Memory, Streams
 from harness.tables import SIZE, assert_table, make_table
 from vtoken.errors import InvariantError
-from vtoken.hole_filling import HoleFilling, choose_moves, choose_sources, filling_digest
+from vtoken.hole_filling import HoleFilling, choose_moves, choose_sources, make_filling
 from vtoken.shard import Shard
 from vtoken.table import TokenTable
 
@@ -47,9 +47,7 @@ def filling(table: TokenTable) -> HoleFilling:
     """All that the whole blocks of a table give."""
     movable = np.arange(len(table.block_ids)) < table.tail
     sources = choose_sources(table.block_live, movable, SIZE, 99)
-    moves = choose_moves(table, movable, sources)
-    plan = HoleFilling("r", 1, table.epoch, table.length, sources, *moves, digest=0)
-    return replace(plan, digest=filling_digest(plan, table))
+    return make_filling("r", 1, table, (sources, *choose_moves(table, movable, sources)))
 
 
 def test_live_tokens_of_the_emptiest_blocks_overwrite_dead_ones_at_the_head() -> None:
@@ -106,9 +104,11 @@ def longs(*values: int) -> np.ndarray:
         ({"source_indices": np.array([2], np.int32)}, "in no source block"),
         ({"holes": longs(1, 2)}, "1 tokens for 2 holes"),
         ({"holes": longs(6)}, "a hole is in a source block"),
-        ({"holes": longs(17)}, "or not before the tail"),
-        ({"holes": longs(-1)}, "or not before the tail"),
-        ({"holes": longs(1, 1), "moved": longs(6, 7)}, "tokens for 2 holes"),
+        ({"holes": longs(17)}, "before the tail"),
+        ({"holes": longs(-1)}, "before the tail"),
+        ({"holes": longs(1, 1), "moved": longs(6, 7)}, "not ascending"),
+        ({"holes": longs(2, 1), "moved": longs(6, 7)}, "not ascending"),
+        ({"moved": longs(99)}, "before the tail"),
     ],
 )
 def test_a_filling_that_does_not_fit_stops_the_shard(
