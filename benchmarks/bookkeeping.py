@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.results import spread, write_result
+from benchmarks.results import Part, spread, write_result
 
 BLOCK_SIZE = 32
 LENGTH = 8192
@@ -224,7 +224,7 @@ def main() -> None:
     summary["tick_us_8k"] = spread([tick["tick_us"] for tick in ticks])
     summary["tick_us_8k_p99"] = spread([tick["p99_us"] for tick in ticks])
     config = {"steps": arguments.steps, "length": LENGTH, "depth": DEPTH, "options": OPTIONS}
-    path = write_result("bookkeeping-cpu", config, summary, rows)
+    path = write_result("bookkeeping", Part(config, summary, rows))
     print(json.dumps(summary, indent=1))
     print(path.name)
 

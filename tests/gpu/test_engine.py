@@ -83,7 +83,7 @@ def test_a_token_taken_from_elsewhere_changes_the_output(
             broken.append(plans[0].request_id)
             _, slots = plans[0].moves()
             (block, wrong), (_, other) = (divmod(int(slots[i]), copies.block_size) for i in (0, 3))
-            copies._stream.synchronize()
+            copies.stream.synchronize()
             for cache in copies._caches:
                 cache[block, :, wrong] = cache[block, :, other]
 

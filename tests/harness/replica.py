@@ -25,7 +25,6 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from harness.fake_worker import NUM_TOKEN_IDS, FakeWorker, Fault
 from scheduler import admission
-from scheduler import admission
 from vtoken.audit import AuditTrail
 from worker.plugin import register
 from worker.scheduler import VTokenScheduler

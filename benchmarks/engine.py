@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One engine in this process under a load, with the same instruments whoever schedules."""
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from benchmarks.arms import Arm
+
+DEFAULTS: dict[str, Any] = {
+    "load_format": "dummy",
+    "skip_tokenizer_init": True,
+    "enable_prefix_caching": True,
+    "async_scheduling": True,
+    "kv_cache_memory_bytes": 2**30,  # nothing is profiled: num_gpu_blocks_override decides
+    "gpu_memory_utilization": 0.2,  # only asked for when an engine starts beside others
+}
+
+
+@dataclass(frozen=True)
+class Load:
+    """Equal requests with random-looking prompts that share nothing.
+
+    Attributes:
+        concurrency: requests in flight, the next one sent when one ends; 0: all at once.
+        options: vToken's options of each request, without their prefix.
+    """
+
+    num_requests: int
+    prompt_tokens: int
+    output_tokens: int
+    concurrency: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+
+
+class Engine:
+    """vLLM as the arm wants it.
+
+    Attributes:
+        scheduler: the engine's own, vLLM's or ours.
+        vtoken: whether it is ours.
+    """
+
+    def __init__(self, arm: Arm, model: str) -> None:
+        arguments = {"model": model, **DEFAULTS, **arm.engine}
+        if arm.options is None:
+            os.environ["VLLM_PLUGINS"] = ""
+        else:
+            from worker.compat import SCHEDULER, worker_class
+            from worker.plugin import register
+
+            register()
+            arguments |= {"scheduler_cls": SCHEDULER, "worker_cls": worker_class()}
+            arguments["additional_config"] = {"vtoken": dict(arm.options)}
+        from vllm import LLM
+
+        self.llm = LLM(**arguments)
+        self.core = self.llm.llm_engine.engine_core.engine_core
+        self.scheduler = self.core.scheduler
+        self.vtoken = arm.options is not None
+        self.vocabulary = self.llm.llm_engine.model_config.get_vocab_size()
+
+    def close(self) -> None:
+        self.core.shutdown()
+
+    def run(self, load: Load, stop: Callable[["Watch"], bool] | None = None) -> dict[str, Any]:
+        """Carry out a load; what was seen.
+
+        Args:
+            stop: asked after each step; True gives up and aborts what is left.
+        """
+        assert self.llm.reset_prefix_cache()
+        engine, watch = self.llm.llm_engine, Watch(self.scheduler)
+        before = self._counters()
+        waiting, sent, latencies = deque(range(load.num_requests)), {}, []
+
+        def send_what_may_be() -> None:
+            while waiting and len(sent) < (load.concurrency or load.num_requests):
+                number = load.seed * 997 + waiting.popleft()
+                lengths = load.prompt_tokens, load.output_tokens
+                sent[self.send(*lengths, load.options, number)] = time.perf_counter()
+
+        send_what_may_be()
+        begin = time.perf_counter()
+        with watch:
+            while sent:
+                for output in engine.step():
+                    if output.finished:
+                        latencies.append(time.perf_counter() - sent.pop(output.request_id))
+                watch.num_finished = len(latencies)
+                if stop is not None and stop(watch):
+                    engine.abort_request(list(sent))
+                    break
+                send_what_may_be()
+        seconds = time.perf_counter() - begin
+        while engine.has_unfinished_requests():
+            engine.step()
+        after = self._counters()
+        tokens = len(latencies) * load.output_tokens
+        return {
+            "seconds": seconds,
+            "tokens_per_s": tokens / seconds,
+            "latency_p50_s": float(np.percentile(latencies, 50)) if latencies else None,
+            "latency_p95_s": float(np.percentile(latencies, 95)) if latencies else None,
+            "finished": len(latencies),
+            **watch.seen(),
+            **{name: after[name] - before[name] for name in after},
+        }
+
+    def send(
+        self, prompt_tokens: int, output_tokens: int, options: Mapping[str, Any], seed: int
+    ) -> str:
+        """Add one request; its id in vLLM's outputs."""
+        from vllm import SamplingParams
+
+        tokens = [(seed * 1031 + i * 17) % (self.vocabulary - 10) for i in range(prompt_tokens)]
+        own = {f"vtoken.{name}": value for name, value in options.items()}
+        sampling = SamplingParams(
+            temperature=0,
+            max_tokens=output_tokens,
+            ignore_eos=True,
+            detokenize=False,
+            extra_args=own if own and self.vtoken else None,
+        )
+        (request_id,) = self.llm.enqueue([{"prompt_token_ids": tokens}], sampling, use_tqdm=False)
+        return str(request_id).rsplit("-", 1)[0]
+
+    def _counters(self) -> dict[str, int]:
+        if not self.vtoken:
+            return {}
+        stats = self.scheduler.reclaimer.stats
+        return {
+            "plans_committed": stats.plans_committed,
+            "plans_aborted": stats.plans_aborted.total(),
+            "holes_filled": stats.holes_filled,
+            "tokens_moved": stats.tokens_moved,
+            "blocks_given_back": stats.blocks_given_back,
+        }
+
+
+class Watch:
+    """Reads the scheduler after each schedule(): the same few attributes of vLLM on every arm.
+
+    Attributes:
+        num_finished: requests that have ended; set by the driver.
+    """
+
+    def __init__(self, scheduler: Any) -> None:
+        self.scheduler = scheduler
+        self.pool = scheduler.kv_cache_manager.block_pool
+        self.steps = self.max_running = self.preemptions = self.peak_blocks = 0
+        self.num_finished = 0
+        self.schedule_seconds = 0.0
+
+    def __enter__(self) -> None:
+        schedule = self.scheduler.schedule
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            begin = time.perf_counter()
+            output = schedule(*args, **kwargs)
+            self.schedule_seconds += time.perf_counter() - begin
+            self.steps += 1
+            self.max_running = max(self.max_running, len(self.scheduler.running))
+            self.preemptions += len(output.preempted_req_ids or ())
+            used = self.pool.num_gpu_blocks - 1 - self.pool.get_num_free_blocks()
+            self.peak_blocks = max(self.peak_blocks, used)
+            return output
+
+        self.scheduler.schedule = watched
+
+    def __exit__(self, *exception: Any) -> None:
+        del self.scheduler.schedule
+
+    def seen(self) -> dict[str, float]:
+        return {
+            "steps": self.steps,
+            "max_running": self.max_running,
+            "preemptions": self.preemptions,
+            "peak_blocks": self.peak_blocks,
+            "schedule_ms": self.schedule_seconds / max(1, self.steps) * 1e3,
+        }

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the hooks, the reclaims and the copies cost, and what shorter attention earns.
+
+    python -m benchmarks.overhead hooks [--concurrency 16 48 256] [--rounds 5]
+    python -m benchmarks.overhead ample [--rounds 3]
+    python -m benchmarks.overhead copies
+
+hooks: stock vLLM against our engine with nothing evicted, closed loop of C requests. ample: memory
+for everything, 64 requests of 1,024 + 1,024 tokens, budget 512. copies: bandwidth of the copy
+engine on an idle device (bytes read and written) against a plain copy, and what a commit waits.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.arms import Arm, by_turns, side_by_side
+from benchmarks.capacity import BUDGET, SHAPE, engine_arguments, run_load, short
+from benchmarks.copies import measure_copies
+from benchmarks.engine import Load
+from benchmarks.results import Part, spread, write_result
+
+# C -> requests of 256 + 512 tokens that keep it busy for 20 s or more
+LOADS = {16: 112, 48: 240, 256: 512}
+ALL_MEMORY = 9000
+
+
+def measure_hooks(concurrencies: Sequence[int], rounds: int, shape: str) -> list[dict[str, Any]]:
+    arguments = engine_arguments(13000, max_model_len=2048, max_num_seqs=256)
+    arms = [Arm("stock", None, shape, arguments), Arm("vtoken", {}, shape, arguments)]
+    rows = []
+    with side_by_side(arms) as processes:
+        for concurrency in concurrencies:
+            requests = LOADS[concurrency]
+            for number, name in by_turns(list(processes), rounds):
+                load = Load(requests, 256, 512, concurrency, seed=number)
+                row = processes[name].call(run_load, load)
+                rows.append({"concurrency": concurrency, "round": number, "arm": name, **row})
+                print(short(rows[-1]), flush=True)
+    return rows
+
+
+def summary_of_hooks(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    summary = {}
+    for concurrency in sorted({row["concurrency"] for row in rows}):
+        here = {(r["round"], r["arm"]): r for r in rows if r["concurrency"] == concurrency}
+        rounds = sorted({number for number, _ in here})
+        for key, field in (("throughput", "tokens_per_s"), ("p95", "latency_p95_s")):
+            ratios = [here[i, "vtoken"][field] / here[i, "stock"][field] for i in rounds]
+            summary[f"{key}_ratio_hooks_only_c{concurrency}"] = spread(ratios)
+    return summary
+
+
+def measure_ample(rounds: int, shape: str) -> list[dict[str, Any]]:
+    arguments = engine_arguments(ALL_MEMORY, max_model_len=4096, max_num_seqs=64)
+    arms = [
+        Arm("stock", None, shape, arguments),
+        Arm("eager", BUDGET, shape, arguments),
+        Arm("pressure", BUDGET | {"reclaim": "pressure"}, shape, arguments),
+    ]
+    rows = []
+    with side_by_side(arms) as processes:
+        for arm in processes.values():
+            arm.call(run_load, Load(4, 512, 32))
+        for number, name in by_turns(list(processes), rounds):
+            row = processes[name].call(run_load, Load(192, 1024, 1024, seed=number))
+            rows.append({"round": number, "arm": name, **row})
+            print(short(rows[-1]), flush=True)
+    return rows
+
+
+def summary_of_ample(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    here = {(row["round"], row["arm"]): row for row in rows}
+    speed = {at: row["tokens_per_s"] for at, row in here.items()}
+    rounds = sorted({number for number, _ in here})
+    keys = {"eager": "ample_memory_ratio", "pressure": "ample_memory_ratio_pressure"}
+    summary = {
+        key: spread([speed[i, arm] / speed[i, "stock"] for i in rounds])
+        for arm, key in keys.items()
+    }
+    commits = [here[i, "eager"]["plans_committed"] for i in rounds]
+    return summary | {"commits_ample_memory": spread(commits)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("part", choices=["hooks", "ample", "copies"])
+    parser.add_argument("--concurrency", type=int, nargs="*", choices=LOADS, default=list(LOADS))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--shape", default=SHAPE)
+    arguments = parser.parse_args()
+    part, rounds, shape = arguments.part, arguments.rounds, arguments.shape
+    if part == "hooks":
+        rows = measure_hooks(arguments.concurrency, rounds, shape)
+        part = "-".join(["hooks", *map(str, arguments.concurrency)])
+        summary = summary_of_hooks(rows)
+    elif part == "ample":
+        rows = measure_ample(rounds, shape)
+        summary = summary_of_ample(rows)
+    else:
+        rows, summary = measure_copies()
+    path = write_result("overhead", Part({"shape": shape, "rounds": rounds}, summary, rows, part))
+    print(json.dumps(summary, indent=1))
+    print(path.name)
+
+
+if __name__ == "__main__":
+    main()
