@@ -11,6 +11,7 @@ from vtoken.options import EvictionOptions
 
 # Tokens of a prefill step that keep a large GPU busy (benchmarks: capacity).
 EFFICIENT_CHUNK = 512
+NO_END = 2**31  # tokens
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
@@ -30,14 +31,13 @@ def worst_live(options: EvictionOptions, num_prompt_tokens: int, full_tokens: in
 def chunk_limit(live: int, prefill_tokens: int, block_size: int) -> int:
     """Most prompt tokens to compute in one step; 0 means no limit.
 
-    A prompt that fits into what may live is computed as the engine likes. A longer one goes in
-    chunks of a quarter of that, in whole blocks, so that it never holds much more; but not in
-    chunks so small that steps with prompts in them become many and slow.
+    A prompt longer than what may live goes in chunks of a quarter of that, in whole blocks, so that
+    it never holds much more; but not in chunks so small that steps with prompts in them, which
+    are slow, become many. One that fits into what may live and one chunk needs no limit.
     """
-    if prefill_tokens <= live:
-        return 0
     chunk = min(live, max(live // 4, EFFICIENT_CHUNK))
-    return max(block_size, chunk // block_size * block_size)
+    chunk = max(block_size, chunk // block_size * block_size)
+    return chunk if prefill_tokens > live + chunk else 0
 
 
 def worst_blocks(live: int, recent: int, new: int, block_size: int) -> int:
@@ -61,7 +61,7 @@ class Footprint:
     Attributes:
         live: tokens its policy can leave it with.
         decode: private blocks while decoding.
-        prefill: private blocks while a text longer than ``live`` is computed in chunks.
+        prefill: private blocks while a text longer than ``live`` is computed.
         full: blocks of its full length.
     """
 
@@ -70,9 +70,14 @@ class Footprint:
     prefill: int
     full: int
 
-    def cap(self, in_chunks: bool, num_shared: int) -> int:
-        """Most blocks that it can hold, shared ones included."""
-        return min(self.full, (self.prefill if in_chunks else self.decode) + num_shared)
+    def cap(self, prefill_tokens: int, num_shared: int) -> int:
+        """Most blocks that it can hold, shared ones included.
+
+        Args:
+            prefill_tokens: tokens of the text that is being computed; 0 while decoding.
+        """
+        private = self.prefill if prefill_tokens > self.live else self.decode
+        return min(self.full, private + num_shared)
 
 
 def footprint_of(
@@ -81,11 +86,11 @@ def footprint_of(
     live = worst_live(options, num_prompt_tokens, full_tokens)
     # Half a tick more than must be, two blocks at most, so that a filling frees several blocks.
     slack = min(options.tick_tokens // 2, 2 * block_size)
-    chunk = chunk_limit(live, full_tokens, block_size)
+    chunk = chunk_limit(live, NO_END, block_size)
     return Footprint(
         live,
         worst_blocks(live + slack, options.recent, 1, block_size),
-        worst_blocks(live + slack, options.recent, max(chunk, 1), block_size),
+        worst_blocks(live + slack, options.recent, chunk, block_size),
         blocks_for(full_tokens, block_size),
     )
 

@@ -122,8 +122,8 @@ class Admission:
 
     def _cap(self, request: Request, num_shared: int) -> int:
         prefills = request.num_computed_tokens < request.num_tokens - 1
-        in_chunks = prefills and self.chunk(request) > 0
-        return self._footprints[request.request_id].cap(in_chunks, num_shared)
+        footprint = self._footprints[request.request_id]
+        return footprint.cap(request.num_tokens if prefills else 0, num_shared)
 
 
 def _num_shared(row: Sequence[KVCacheBlock]) -> int:

@@ -29,8 +29,7 @@ def caps(options: EvictionOptions, prompt: int, length: int) -> tuple[int, int]:
     For a request that shares nothing.
     """
     footprint = footprint_of(options, prompt, length, SIZE)
-    in_chunks = chunk_limit(footprint.live, prompt, SIZE) > 0
-    return footprint.cap(in_chunks, num_shared=0), footprint.full
+    return footprint.cap(prompt, num_shared=0), footprint.full
 
 
 BUDGETS = [36, 64, 128, 500, 512, 1024, 4096, 10_000]
@@ -92,14 +91,17 @@ def test_the_worst_live_count_obeys_budget_floor_and_protection(
     ("live", "prefill", "chunk"),
     [
         (512, 512, 0),
-        (512, 513, 512),
+        (512, 1024, 0),
+        (512, 1025, 512),
         (500, 5000, 496),
-        (40, 5000, 32),
-        (10, 11, 16),
-        (8192, 9000, 2048),
+        (40, 72, 0),
+        (40, 73, 32),
+        (10, 27, 16),
+        (8192, 10240, 0),
+        (8192, 10241, 2048),
     ],
 )
-def test_only_a_prompt_above_its_budget_goes_in_chunks_of_whole_blocks(
+def test_only_a_prompt_well_above_its_budget_goes_in_chunks_of_whole_blocks(
     live: int, prefill: int, chunk: int
 ) -> None:
     assert chunk_limit(live, prefill, SIZE) == chunk
