@@ -49,15 +49,15 @@ class Part:
 def write_result(benchmark: str, part: Part, directory: Path | None = None) -> Path:
     """Write ``<benchmark>-<machine>.json``, or replace one part of it.
 
-    Each part names its own commit; the tree must be committed, so that it names the code. The
+    Each part names its own commit; the tree must be committed, so that it names the code. On a
+    machine that has the files but not the history, ``$VTOKEN_COMMIT`` says which they are. The
     directory is that of the repository's results, or ``$VTOKEN_RESULTS``.
     """
     directory = directory or Path(os.environ.get("VTOKEN_RESULTS", RESULTS))
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{benchmark}-{_machine()['name']}.json"
     measured = {
-        "commit": _git("rev-parse", "HEAD"),
-        "uncommitted_changes": bool(_git("status", "--porcelain", "--", "*.py")),
+        **_code(),
         "date": date.today().isoformat(),
         "machine": _machine(),
         "versions": _versions(),
@@ -78,6 +78,13 @@ def write_result(benchmark: str, part: Part, directory: Path | None = None) -> P
         content |= {"summary": dict(part.summary), "rows": rows}
     path.write_text(json.dumps(content, indent=1) + "\n")
     return path
+
+
+def _code() -> dict[str, Any]:
+    if commit := os.environ.get("VTOKEN_COMMIT"):
+        return {"commit": commit, "uncommitted_changes": False}
+    changes = bool(_git("status", "--porcelain", "--", "*.py"))
+    return {"commit": _git("rev-parse", "HEAD"), "uncommitted_changes": changes}
 
 
 def _machine() -> dict[str, Any]:
