@@ -102,12 +102,11 @@ def choose_moves(
 def check_filling(plan: HoleFilling, table: TokenTable) -> None:
     """Raise PlanError unless a filling is about whole blocks before the tail of this row."""
     size, tail = table.block_size, table.tail
-    nothing = np.zeros(plan.source_indices.size * size, np.bool_)
-    table.check_sources(plan.source_indices, nothing, num_destinations=0)
+    table.check_sources(plan.source_indices)
     if plan.moved.size != plan.holes.size:
         raise PlanError(f"{plan.moved.size} tokens for {plan.holes.size} holes")
     for what, indices in (("tokens", plan.moved), ("holes", plan.holes)):
-        ascending = bool(np.all(np.diff(indices) > 0))
+        ascending = (indices[1:] > indices[:-1]).all()
         if indices.size and not (ascending and indices[0] >= 0 and indices[-1] < tail * size):
             raise PlanError(f"{what} {indices.tolist()} are not ascending before the tail {tail}")
     is_source = np.zeros(tail, np.bool_)

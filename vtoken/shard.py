@@ -205,7 +205,7 @@ class Shard:
         """The plan's digest by this rank's own table. Raises PlanError if it does not fit."""
         plan.check_shapes(self.block_size)
         table = self._table(plan.request_id, plan.incarnation, plan.epoch, plan.length)
-        table.check_sources(plan.source_indices, plan.selected, plan.destination_blocks.size)
+        table.check_moves(plan.source_indices, plan.selected, plan.destination_blocks.size)
         if plan.gain < 1:
             raise PlanError("I4: the plan frees nothing")
         row = table.block_ids

@@ -10,6 +10,7 @@ so one integer (``shift``) says how many tokens have left it. Paper section 3.2.
 
 import hashlib
 from collections.abc import Sequence
+from itertools import compress
 
 import numpy as np
 import numpy.typing as npt
@@ -119,7 +120,7 @@ class TokenTable:
                 the destination blocks exactly.
             destination_blocks: ``d`` block ids; they take the place of the first source.
         """
-        self.check_sources(source_indices, selected, len(destination_blocks))
+        self.check_moves(source_indices, selected, len(destination_blocks))
         size, full, first = self.block_size, self.tail, int(source_indices[0])
         stays = np.ones(full, np.bool_)
         stays[source_indices] = False
@@ -136,29 +137,36 @@ class TokenTable:
         self._recount()
 
     def fill_holes(self, source_indices: Int32s, moved: Int64s, holes: Int64s) -> None:
-        """Splice whole source blocks out after moving tokens of theirs into holes elsewhere.
+        """Splice whole source blocks out after moving tokens of theirs into holes elsewhere. The
+        caller has checked that they fit (``check_filling``).
 
         Args:
             source_indices: int32 ``[k]``, row indices of the source blocks, ascending.
             moved, holes: int64 ``[n]``, row indices of the tokens and of what they overwrite.
         """
+        size, resident = self.block_size, self.resident
+        stays = np.ones(len(self.block_ids), np.bool_)
+        stays[source_indices] = False
+        kept = np.repeat(stays, size)[:resident]
+        self.shift += source_indices.size * size
         for array in (self._positions, self._live):
             array[holes] = array[moved]
-        nothing = np.zeros(source_indices.size * self.block_size, np.bool_)
-        self.apply_moves(source_indices, nothing, [])
+            array[: self.resident] = array[:resident][kept]
+        self.block_ids = list(compress(self.block_ids, stays.tolist()))
+        self.epoch += 1
+        self._recount()
 
-    def check_sources(self, source_indices: Int32s, selected: Mask, num_destinations: int) -> None:
-        """Refuse a splice that breaks I4 or I8.
-
-        Raises:
-            PlanError: sources are not full blocks before the tail in ascending order, or the
-                selected tokens do not fill the destinations exactly.
-        """
-        ascending = bool(np.all(np.diff(source_indices) > 0))
+    def check_sources(self, source_indices: Int32s) -> None:
+        """Raise PlanError unless they are full blocks before the tail, ascending (I4, I8)."""
+        ascending = (source_indices[1:] > source_indices[:-1]).all()
         if not source_indices.size or not ascending or source_indices[0] < 0:
             raise PlanError(f"source indices {source_indices.tolist()} are not ascending")
         if source_indices[-1] >= self.tail:
             raise PlanError(f"source {source_indices[-1]} is not before the tail {self.tail}")
+
+    def check_moves(self, source_indices: Int32s, selected: Mask, num_destinations: int) -> None:
+        """Raise PlanError unless the selected tokens of sources fill the destinations exactly."""
+        self.check_sources(source_indices)
         if selected.size != source_indices.size * self.block_size:
             raise PlanError(f"bitmap of {selected.size} for {source_indices.size} blocks")
         if int(selected.sum()) != num_destinations * self.block_size:

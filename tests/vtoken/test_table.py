@@ -142,7 +142,7 @@ def test_a_splice_that_does_not_fit_is_refused(
 
 def test_a_bitmap_of_another_size_is_refused() -> None:
     with pytest.raises(PlanError, match="bitmap of 7 for 2 blocks"):
-        make_table(19).check_sources(np.array([0, 1], np.int32), np.ones(7, np.bool_), 1)
+        make_table(19).check_moves(np.array([0, 1], np.int32), np.ones(7, np.bool_), 1)
 
 
 @pytest.mark.parametrize("attribute", ["length", "shift", "epoch"])
