@@ -10,14 +10,13 @@ requests. The others are the paper's Figures 9 and 10: the largest number of req
 in one step and finish without a preemption.
 """
 
-import argparse
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.arms import Arm, ArmProcess, by_turns, side_by_side
+from benchmarks.command import parser, publish, short
 from benchmarks.engine import Engine, Load, Watch
-from benchmarks.results import Part, once, spread, write_result
+from benchmarks.results import Part, once, spread
 
 SHAPE = "llama-3.1-8b"
 BLOCK_SIZE = 16
@@ -149,20 +148,12 @@ def measure_figures(blocks: int, rounds: int, shape: str) -> tuple[list[Any], di
     return rows, summary
 
 
-def short(row: Mapping[str, Any]) -> str:
-    """A line of progress."""
-    shown = {k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()}
-    return json.dumps(shown)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("blocks", type=int, choices=[2048, *FIGURES, *QUARTERS])
+    options = parser(__doc__, SHAPE)
+    options.add_argument("blocks", type=int, choices=[2048, *FIGURES, *QUARTERS])
     everybody = ["stock", "naive", "unlimited"]
-    parser.add_argument("--against", nargs="*", choices=everybody, default=everybody)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--shape", default=SHAPE)
-    arguments = parser.parse_args()
+    options.add_argument("--against", nargs="*", choices=everybody, default=everybody)
+    arguments = options.parse_args()
     blocks, rounds = arguments.blocks, arguments.rounds
     if blocks == 2048:
         rows = measure_2048(["vtoken", *arguments.against], rounds, arguments.shape)
@@ -171,9 +162,7 @@ def main() -> None:
         rows, summary = measure_figures(blocks, rounds, arguments.shape)
     config = {"shape": arguments.shape, "rounds": rounds, "blocks": blocks}
     name = f"{blocks}-{'-'.join(arguments.against)}" if blocks == 2048 else str(blocks)
-    path = write_result("capacity", Part(config, summary, rows, name))
-    print(json.dumps(summary, indent=1))
-    print(path.name)
+    publish("capacity", Part(config, summary, rows, name))
 
 
 if __name__ == "__main__":

@@ -59,7 +59,11 @@ class Engine:
             arguments |= {"scheduler_cls": SCHEDULER, "worker_cls": worker_class()}
             arguments["additional_config"] = {"vtoken": dict(arm.options)}
         from vllm import LLM
+        from vllm.platforms import current_platform
 
+        if current_platform.is_cpu():  # for a look at a benchmark's own working
+            size = -(-arguments.get("block_size", 32) // 32) * 32
+            arguments |= {"dtype": "float32", "enforce_eager": True, "block_size": size}
         self.llm = LLM(**arguments)
         self.core = self.llm.llm_engine.engine_core.engine_core
         self.scheduler = self.core.scheduler
@@ -82,9 +86,8 @@ class Engine:
 
         def send_what_may_be() -> None:
             while waiting and len(sent) < (load.concurrency or load.num_requests):
-                number = load.seed * 997 + waiting.popleft()
-                lengths = load.prompt_tokens, load.output_tokens
-                sent[self.send(*lengths, load.options, number)] = time.perf_counter()
+                tokens = self.text(load.seed * 997 + waiting.popleft(), load.prompt_tokens)
+                sent[self.send(tokens, load.output_tokens, load.options)] = time.perf_counter()
 
         send_what_may_be()
         begin = time.perf_counter()
@@ -113,13 +116,10 @@ class Engine:
             **{name: after[name] - before[name] for name in after},
         }
 
-    def send(
-        self, prompt_tokens: int, output_tokens: int, options: Mapping[str, Any], seed: int
-    ) -> str:
+    def send(self, tokens: list[int], output_tokens: int, options: Mapping[str, Any]) -> str:
         """Add one request; its id in vLLM's outputs."""
         from vllm import SamplingParams
 
-        tokens = [(seed * 1031 + i * 17) % (self.vocabulary - 10) for i in range(prompt_tokens)]
         own = {f"vtoken.{name}": value for name, value in options.items()}
         sampling = SamplingParams(
             temperature=0,
@@ -130,6 +130,49 @@ class Engine:
         )
         (request_id,) = self.llm.enqueue([{"prompt_token_ids": tokens}], sampling, use_tqdm=False)
         return str(request_id).rsplit("-", 1)[0]
+
+    def text(self, number: int, length: int) -> list[int]:
+        """Token ids that differ from the first on for every number."""
+        return [(number * 1031 + i * 17) % (self.vocabulary - 10) for i in range(length)]
+
+    def drain(self) -> None:
+        """Step until every plan with a gain is carried out (vToken only)."""
+        reclaimer = self.scheduler.reclaimer
+        reclaimer.reclaim_now()
+        while reclaimer.planner.draining:
+            self.llm.llm_engine.step()
+
+    def drop_all(self) -> None:
+        """Abort whatever runs or waits."""
+        engine = self.llm.llm_engine
+        ids = [*self.scheduler.requests]
+        engine.abort_request([request_id.rsplit("-", 1)[0] for request_id in ids])
+        while engine.has_unfinished_requests():
+            engine.step()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Of each running request: its tokens, and its blocks by vLLM's own row."""
+        (manager,) = self.scheduler.kv_cache_manager.coordinator.single_type_managers
+        found = []
+        for request in self.scheduler.running:
+            size, length = self.scheduler.block_size, request.num_computed_tokens
+            row = manager.req_to_blocks[request.request_id]
+            counts, live = np.full(len(row), size), length
+            if self.vtoken and request.request_id in self.scheduler.reclaimer.requests:
+                evicting = self.scheduler.reclaimer.requests[request.request_id]
+                counts, live = evicting.table.block_live, evicting.num_live(length)
+            found.append(
+                {
+                    "length": length,
+                    "live": live,
+                    "blocks": len(row),
+                    "shared": sum(block.ref_cnt > 1 for block in row),
+                    "ideal": -(-live // size),
+                    # The tail is never full for long, whoever evicts.
+                    "half_empty": int(np.count_nonzero(counts[:-1] <= size / 2)),
+                }
+            )
+        return found
 
     def _counters(self) -> dict[str, int]:
         if not self.vtoken:

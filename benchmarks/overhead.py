@@ -10,16 +10,15 @@ for everything, 64 requests of 1,024 + 1,024 tokens, budget 512. copies: bandwid
 engine on an idle device (bytes read and written) against a plain copy, and what a commit waits.
 """
 
-import argparse
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.arms import Arm, by_turns, side_by_side
-from benchmarks.capacity import BUDGET, SHAPE, engine_arguments, run_load, short
+from benchmarks.capacity import BUDGET, SHAPE, engine_arguments, run_load
+from benchmarks.command import parser, publish, short
 from benchmarks.copies import measure_copies
 from benchmarks.engine import Load
-from benchmarks.results import Part, spread, write_result
+from benchmarks.results import Part, spread
 
 # C -> requests of 256 + 512 tokens that keep it busy for 20 s or more
 LOADS = {16: 112, 48: 240, 256: 512}
@@ -84,12 +83,10 @@ def summary_of_ample(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, floa
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=["hooks", "ample", "copies"])
-    parser.add_argument("--concurrency", type=int, nargs="*", choices=LOADS, default=list(LOADS))
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--shape", default=SHAPE)
-    arguments = parser.parse_args()
+    options = parser(__doc__, SHAPE, rounds=5)
+    options.add_argument("part", choices=["hooks", "ample", "copies"])
+    options.add_argument("--concurrency", type=int, nargs="*", choices=LOADS, default=list(LOADS))
+    arguments = options.parse_args()
     part, rounds, shape = arguments.part, arguments.rounds, arguments.shape
     if part == "hooks":
         rows = measure_hooks(arguments.concurrency, rounds, shape)
@@ -100,9 +97,7 @@ def main() -> None:
         summary = summary_of_ample(rows)
     else:
         rows, summary = measure_copies()
-    path = write_result("overhead", Part({"shape": shape, "rounds": rounds}, summary, rows, part))
-    print(json.dumps(summary, indent=1))
-    print(path.name)
+    publish("overhead", Part({"shape": shape, "rounds": rounds}, summary, rows, part))
 
 
 if __name__ == "__main__":
