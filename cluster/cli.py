@@ -28,7 +28,7 @@ _Model = Annotated[str | None, _flag("Path or name [default: SmolLM2-135M-Instru
 _Name = Annotated[str | None, _flag("Its name in the API [default: the path's last part]")]
 _MaxLen = Annotated[int | None, _flag("Longest prompt plus answer, in tokens")]
 _Blocks = Annotated[int | None, _flag("Blocks in the KV pool [default: what fits]")]
-_Gpus = Annotated[int, _flag("GPUs per replica (tensor parallel); 0 runs on the CPU")]
+_Gpus = Annotated[int, _flag("GPUs per replica: 0 runs on the CPU; more than 1 only with --stock")]
 _Engine = Annotated[list[str], _flag("Another vLLM argument, NAME=VALUE; repeatable")]
 _Stock = Annotated[bool, typer.Option("--stock", help="Run stock vLLM, without vToken")]
 _Policy = Annotated[str | None, _flag("Which tokens to keep [default: keep_all]")]

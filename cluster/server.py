@@ -7,6 +7,7 @@ exists the application is deployed with Serve's own tools, from `cluster.app:bui
 
 import logging
 import os
+import re
 import secrets
 import signal
 import socket
@@ -32,6 +33,9 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 OBJECT_STORE_BYTES = 128 * 2**20
 # Ray's own processes end within a second or two; an engine that hangs must not survive.
 LEFTOVER_GRACE_S = 10.0
+
+# The line where a traceback names the exception, as in "package.module.SomeError: message".
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Failed)(:|$)")
 
 
 class ServerFailed(RuntimeError):
@@ -144,10 +148,11 @@ def _reason(names: list[str]) -> str:
 
 
 def last_error(traceback: str) -> str:
-    """The end of a traceback in text: the last line that is not indented, and what follows it."""
+    """The last exception of a traceback in text, with all lines of its message."""
     lines = traceback.rstrip().splitlines()
-    start = max((i for i, line in enumerate(lines) if not line.startswith(" ")), default=0)
-    return "\n".join(lines[start:])
+    heads = [i for i, line in enumerate(lines) if _EXCEPTION.match(line)]
+    others = [i for i, line in enumerate(lines) if not line.startswith(" ")]
+    return "\n".join(lines[max(heads or others, default=0) :])
 
 
 def _stop_everything() -> None:

@@ -51,6 +51,12 @@ class AppSettings(BaseModel):
     def _check(self) -> "AppSettings":
         if self.options is not None:
             parse_replica_options(self.options)
+            shards = max(self.gpus_per_replica, self.engine.get("tensor_parallel_size") or 1)
+            if shards > 1:
+                raise ValueError(
+                    "gpus_per_replica: tensor parallelism is not supported with token eviction "
+                    "yet; use 1 GPU per replica and more replicas"
+                )
         if taken := sorted(RESERVED & self.engine.keys()):
             raise ValueError(f"engine: {', '.join(taken)} cannot be set here")
         return self

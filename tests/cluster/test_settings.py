@@ -12,6 +12,8 @@ from cluster.settings import SettingsError, parse_settings
         ({"options": {"polici": "random"}}, "`polici` is not an option"),
         ({"options": {"policy": "random"}}, "evicts nothing without a limit"),
         ({"engine": {"scheduler_cls": "x"}}, "engine: scheduler_cls cannot be set here"),
+        ({"gpus_per_replica": 2}, "gpus_per_replica: tensor parallelism is not supported"),
+        ({"engine": {"tensor_parallel_size": 2}}, "tensor parallelism is not supported"),
     ],
 )
 def test_mistake_is_refused_by_name(values: dict[str, object], message: str) -> None:
@@ -34,6 +36,10 @@ def test_engine_arguments_carry_the_names() -> None:
         "max_model_len": 64,
     }
     assert settings.api_name == "m"
+
+
+def test_stock_may_be_parallel() -> None:
+    assert parse_settings({"model": "m", "options": None, "gpus_per_replica": 2})
 
 
 def test_null_options_mean_stock_and_absent_ones_vtoken() -> None:
