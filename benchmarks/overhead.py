@@ -3,10 +3,13 @@
 
     python -m benchmarks.overhead hooks [--concurrency 16 48 256] [--rounds 5]
     python -m benchmarks.overhead ample [--rounds 3]
+    python -m benchmarks.overhead async [--rounds 3]
     python -m benchmarks.overhead copies
 
 hooks: stock vLLM against our engine with nothing evicted, closed loop of C requests. ample: memory
-for everything, 64 requests of 1,024 + 1,024 tokens, budget 512. copies: bandwidth of the copy
+for everything, 64 requests at a time of 1,024 + 1,024 tokens, budget 512. async: the same with many
+reclaims (theta_f 0.05), copies beside the forward against copies that the host waits for (the
+paper's Figure 11) and against reclaiming in place. copies: bandwidth of the copy
 engine on an idle device (bytes read and written) against a plain copy, and what a commit waits.
 """
 
@@ -17,7 +20,7 @@ from benchmarks.arms import Arm, by_turns, side_by_side
 from benchmarks.capacity import BUDGET, SHAPE, engine_arguments, run_load
 from benchmarks.command import parser, publish, short
 from benchmarks.copies import measure_copies
-from benchmarks.engine import Load
+from benchmarks.engine import Engine, Load
 from benchmarks.results import Part, spread
 
 # C -> requests of 256 + 512 tokens that keep it busy for 20 s or more
@@ -82,9 +85,53 @@ def summary_of_ample(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, floa
     return summary | {"commits_ample_memory": spread(commits)}
 
 
+def wait_for_copies(engine: Engine) -> None:
+    """From now on the host waits for every copy that it starts."""
+    import torch
+
+    (runner,) = engine.llm.collective_rpc(lambda worker: worker.model_runner)
+    copies = runner.shard.engine
+    start = copies.start
+
+    def start_and_wait(plans: Any) -> None:
+        start(plans)
+        torch.cuda.synchronize()
+
+    copies.start = start_and_wait
+
+
+def measure_async(rounds: int, shape: str) -> list[dict[str, Any]]:
+    arguments = engine_arguments(ALL_MEMORY, max_model_len=4096, max_num_seqs=64)
+    often = BUDGET | {"theta_f": 0.05}
+    arms = [
+        Arm("async", often, shape, arguments),
+        Arm("sync", often, shape, arguments),
+        Arm("in_place", often | {"backend": "hole_filling"}, shape, arguments),
+    ]
+    rows = []
+    with side_by_side(arms) as processes:
+        processes["sync"].call(wait_for_copies)
+        for arm in processes.values():
+            arm.call(run_load, Load(4, 512, 32))
+        for number, name in by_turns(list(processes), rounds):
+            row = processes[name].call(run_load, Load(128, 1024, 1024, seed=number))
+            rows.append({"round": number, "arm": name, **row})
+            print(short(rows[-1]), flush=True)
+    return rows
+
+
+def summary_of_async(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    speed = {(row["round"], row["arm"]): row["tokens_per_s"] for row in rows}
+    rounds = sorted({number for number, _ in speed})
+    return {
+        f"async_ratio_to_{other}": spread([speed[i, "async"] / speed[i, other] for i in rounds])
+        for other in ("sync", "in_place")
+    }
+
+
 def main() -> None:
     options = parser(__doc__, SHAPE, rounds=5)
-    options.add_argument("part", choices=["hooks", "ample", "copies"])
+    options.add_argument("part", choices=["hooks", "ample", "async", "copies"])
     options.add_argument("--concurrency", type=int, nargs="*", choices=LOADS, default=list(LOADS))
     arguments = options.parse_args()
     part, rounds, shape = arguments.part, arguments.rounds, arguments.shape
@@ -95,6 +142,9 @@ def main() -> None:
     elif part == "ample":
         rows = measure_ample(rounds, shape)
         summary = summary_of_ample(rows)
+    elif part == "async":
+        rows = measure_async(rounds, shape)
+        summary = summary_of_async(rows)
     else:
         rows, summary = measure_copies()
     publish("overhead", Part({"shape": shape, "rounds": rounds}, summary, rows, part))

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the device does while a plan is copied: kernels of both streams, from torch's profiler.
+
+    python -m benchmarks.profile_step
+
+64 requests have just been prefilled with a budget of 512, so that plans of some hundred tokens are
+under way. The rows are the kernels around the longest copy; the summary says which share of the
+copies' time the main stream was busy too.
+"""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.arms import Arm, side_by_side
+from benchmarks.capacity import BUDGET, SHAPE, engine_arguments
+from benchmarks.command import parser, publish
+from benchmarks.engine import Engine
+from benchmarks.results import Part, spread
+
+REQUESTS, PROMPT, OUTPUT = 64, 1024, 128
+STEPS = 24
+AROUND_US = 3000
+
+
+def kernels(engine: Engine, seed: int) -> list[dict[str, Any]]:
+    """Every kernel and copy of some steps after the last prefill: stream, name, start, length."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    assert engine.llm.reset_prefix_cache()
+    step = engine.llm.llm_engine.step
+    for i in range(REQUESTS):
+        engine.send(engine.text(seed * 100 + i, PROMPT), OUTPUT, {})
+    while engine.scheduler.waiting:
+        step()
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiler:
+        for _ in range(STEPS):
+            step()
+        torch.cuda.synchronize()
+    engine.drop_all()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    on_device = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    return [
+        {
+            "stream": event["args"]["stream"],
+            "name": event["name"][:48],
+            "start_us": event["ts"],
+            "length_us": event["dur"],
+        }
+        for event in on_device
+    ]
+
+
+def is_copy(kernel: dict[str, Any]) -> bool:
+    return "_copy_tokens" in kernel["name"]
+
+
+def overlap(found: list[dict[str, Any]]) -> float:
+    """Share of the copies' time in which a kernel of another stream ran."""
+    copies = [k for k in found if is_copy(k)]
+    busy = sorted(
+        (k["start_us"], k["start_us"] + k["length_us"])
+        for k in found
+        if k["stream"] != copies[0]["stream"]
+    )
+    covered = 0.0
+    for copy in copies:
+        begin, end = copy["start_us"], copy["start_us"] + copy["length_us"]
+        for first, last in busy:
+            if last > begin and first < end:
+                covered += min(last, end) - max(first, begin)
+                begin = max(begin, min(last, end))
+    return covered / sum(copy["length_us"] for copy in copies)
+
+
+def main() -> None:
+    arguments = parser(__doc__, SHAPE).parse_args()
+    engine = engine_arguments(9000, max_model_len=4096, max_num_seqs=64)
+    arm = Arm("vtoken", BUDGET, arguments.shape, engine)
+    with side_by_side([arm]) as processes:
+        runs = [processes["vtoken"].call(kernels, seed) for seed in range(arguments.rounds)]
+    copies = [[k for k in run if is_copy(k)] for run in runs]
+    longest = max(copies[-1], key=lambda kernel: kernel["length_us"])
+    rows = [
+        {**kernel, "start_us": kernel["start_us"] - longest["start_us"]}
+        for kernel in runs[-1]
+        if abs(kernel["start_us"] - longest["start_us"]) < AROUND_US
+    ]
+    summary = {
+        "overlap_share": spread([overlap(run) for run in runs]),
+        "longest_copy_us": spread([max(k["length_us"] for k in found) for found in copies]),
+    }
+    config = {"shape": arguments.shape, "requests": REQUESTS, "prompt": PROMPT}
+    publish("profile", Part(config, summary, rows))
+
+
+if __name__ == "__main__":
+    main()

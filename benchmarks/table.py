@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The README's table, from the result files. A test keeps the two equal.
+
+python -m benchmarks.table
+"""
+
+import json
+
+from benchmarks.results import RESULTS
+
+MACHINE = "h200"
+# What it says, benchmark, summary key, decimals. What is not measured yet is left out.
+LINES = [
+    ("throughput against stock vLLM", "capacity", "speedup_vs_stock_2048", 2),
+    ("throughput against naive eviction", "capacity", "speedup_vs_naive_2048", 2),
+    (
+        "throughput, as a share of stock vLLM's with memory for everything",
+        "capacity",
+        "fraction_of_unlimited_2048",
+        2,
+    ),
+    ("preemptions", "capacity", "preemptions_vtoken_2048", 0),
+    (
+        "bandwidth of the copies, as a share of a plain copy's",
+        "overhead",
+        "copy_bandwidth_fraction",
+        2,
+    ),
+    (
+        "wait of a forward for a copy, 99th percentile, microseconds",
+        "overhead",
+        "commit_stall_us_p99",
+        0,
+    ),
+]
+
+
+def table() -> str:
+    lines = ["| | median | range |", "|---|---|---|"]
+    for label, benchmark, key, decimals in LINES:
+        path = RESULTS / f"{benchmark}-{MACHINE}.json"
+        summary = json.loads(path.read_text())["summary"] if path.exists() else {}
+        if key in summary:
+            low, middle, high = (
+                f"{summary[key][k]:.{decimals}f}" for k in ("min", "median", "max")
+            )
+            lines.append(f"| {label} | {middle} | {low} to {high} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())
