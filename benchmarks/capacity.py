@@ -2,11 +2,13 @@
 """What a pool of blocks serves: throughput when it is short, and how many requests fit at once.
 
     python -m benchmarks.capacity 2048 [--against stock naive unlimited] [--rounds 3]
-    python -m benchmarks.capacity 5427 | 11519 [--quarter] [--rounds 3]
+    python -m benchmarks.capacity 2048 --check
+    python -m benchmarks.capacity 5427 | 11519 --rounds 1, or 1357 | 2880 [--rounds 3]
 
 The first runs 256 requests of 1,024 + 1,024 tokens through 2,048 blocks: the paper's policy
 `random` with a budget of 512. ``unlimited`` is stock vLLM with memory for all 64 of its running
-requests. The others are the paper's Figures 9 and 10: the largest number of requests that all run
+requests; ``--check`` runs vToken alone with its invariants checked at every step, and measures
+nothing. The others are the paper's Figures 9 and 10: the largest number of requests that all run
 in one step and finish without a preemption.
 """
 
@@ -24,6 +26,7 @@ BUDGET = {"policy": "random", "budget_tokens": 512, "reclaim": "eager"}
 HALF = {"policy": "random", "keep_ratio": 0.5, "reclaim": "eager"}
 NAIVE = {"backend": "whole_blocks"}
 UNLIMITED_BLOCKS = 9000
+PATIENCE = 2000  # steps
 
 # blocks -> (vToken's headroom, numbers of requests to try, for vToken and for the others)
 FIGURES = {
@@ -78,6 +81,13 @@ def run_load(engine: Engine, load: Load) -> dict[str, Any]:
     return engine.run(load)
 
 
+def check_2048(shape: str) -> dict[str, Any]:
+    """The whole load once; a broken invariant ends the engine."""
+    limited = engine_arguments(2048, max_model_len=4096, max_num_seqs=64)
+    with side_by_side([Arm("vtoken", BUDGET | {"check": True}, shape, limited)]) as arms:
+        return arms["vtoken"].call(run_load, Load(256, 1024, 1024))
+
+
 def summary_of_2048(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     rounds = sorted({row["round"] for row in rows})
     speed = {(row["round"], row["arm"]): row["tokens_per_s"] for row in rows}
@@ -102,8 +112,9 @@ def feasible(engine: Engine, load: Load) -> dict[str, Any]:
     """Whether all of a load's requests run in one step and finish without a preemption."""
 
     def hopeless(watch: Watch) -> bool:
-        some_wait = watch.max_running < load.num_requests
-        return watch.preemptions > 0 or (some_wait and watch.num_finished > 0)
+        # Admission counts full lengths, so who waits that long waits for somebody's end.
+        late = watch.steps - watch.last_growth > PATIENCE or watch.num_finished > 0
+        return watch.preemptions > 0 or (watch.max_running < load.num_requests and late)
 
     row = engine.run(load, stop=hopeless)
     fits = row["max_running"] == load.num_requests and not row["preemptions"]
@@ -153,7 +164,11 @@ def main() -> None:
     options.add_argument("blocks", type=int, choices=[2048, *FIGURES, *QUARTERS])
     everybody = ["stock", "naive", "unlimited"]
     options.add_argument("--against", nargs="*", choices=everybody, default=everybody)
+    options.add_argument("--check", action="store_true")
     arguments = options.parse_args()
+    if arguments.check:
+        print(short(check_2048(arguments.shape)))
+        return
     blocks, rounds = arguments.blocks, arguments.rounds
     if blocks == 2048:
         rows = measure_2048(["vtoken", *arguments.against], rounds, arguments.shape)

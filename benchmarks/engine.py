@@ -192,13 +192,14 @@ class Watch:
 
     Attributes:
         num_finished: requests that have ended; set by the driver.
+        last_growth: step in which more requests ran than ever before.
     """
 
     def __init__(self, scheduler: Any) -> None:
         self.scheduler = scheduler
         self.pool = scheduler.kv_cache_manager.block_pool
         self.steps = self.max_running = self.preemptions = self.peak_blocks = 0
-        self.num_finished = 0
+        self.num_finished = self.last_growth = 0
         self.schedule_seconds = 0.0
 
     def __enter__(self) -> None:
@@ -209,7 +210,8 @@ class Watch:
             output = schedule(*args, **kwargs)
             self.schedule_seconds += time.perf_counter() - begin
             self.steps += 1
-            self.max_running = max(self.max_running, len(self.scheduler.running))
+            if len(self.scheduler.running) > self.max_running:
+                self.max_running, self.last_growth = len(self.scheduler.running), self.steps
             self.preemptions += len(output.preempted_req_ids or ())
             used = self.pool.num_gpu_blocks - 1 - self.pool.get_num_free_blocks()
             self.peak_blocks = max(self.peak_blocks, used)

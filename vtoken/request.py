@@ -60,6 +60,12 @@ class EvictingRequest:
         """Live tokens at ``length``: those that the table has not registered yet are live."""
         return self.table.num_live + length - self.table.length
 
+    def excess(self, length: int) -> int:
+        """Live tokens that the policy would evict if it ran at ``length``, protection aside."""
+        if length < self.options.evict_after_tokens:
+            return 0
+        return max(0, self.num_live(length) - self.options.live_target(length))
+
     def is_due(self, length: int) -> bool:
         return length >= self.next_tick or length <= self.prefill_end
 
@@ -75,8 +81,8 @@ class EvictingRequest:
         table = self.table
         table.sync_new_tokens(new_block_ids, length)
         self.next_tick = length + self.options.tick_tokens
-        num_victims = table.num_live - self.options.live_target(length)
-        if num_victims <= 0 or length < self.options.evict_after_tokens:
+        num_victims = self.excess(length)
+        if not num_victims:
             return table.positions[:0]
         live = np.flatnonzero(table.live)
         view = self._view(live)

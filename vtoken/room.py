@@ -76,7 +76,7 @@ class Room:
         """Reclaim from one request in place: ``wanted`` blocks, or a batch if that is more."""
         length = self.port.length(request.request_id)
         request.next_filling = length + self.block_size
-        if request.num_live(length) > request.options.live_target(length):
+        if request.excess(length):
             self.reclaimer.run_policy(request, length)
         if request.failed:
             return
@@ -131,7 +131,5 @@ class Room:
         length = self.port.length(request.request_id)
         if request.failed or length < request.next_filling:
             return 0
-        live = request.num_live(length)
-        if length >= request.options.evict_after_tokens:
-            live = min(live, request.options.live_target(length))
-        return max(0, length - request.table.shift - live) // self.block_size
+        resident, live = length - request.table.shift, request.num_live(length)
+        return (resident - live + request.excess(length)) // self.block_size
