@@ -14,8 +14,6 @@ from vtoken.request import EvictingRequest
 # Drafts per step: the planner's checks are spread over steps (paper section 3.3, stage 1).
 MAX_DRAFTS = 16
 NO_LIMIT = 2**31 - 1
-# Steps from a plan's opening to the return of its blocks, with two outputs in flight and one spare.
-HORIZON = 4
 
 
 class BlockPort(Protocol):
@@ -72,7 +70,7 @@ class Planner:
         self.packs = options.backend == "lazy_compaction"
         self.draining = False
         self._last_free = port.num_free()
-        self._drain_rate = 0.0  # blocks a step; reacts at once, forgets by halves
+        self._drain = 0.0  # blocks that the pool lost in a step; forgotten by halves
         # Requests with dead tokens that no failed draft has seen yet (ordered sets) ...
         self._dirty: dict[str, EvictingRequest] = {}
         # ... and those of them whose F was above theta_f at their last tick.
@@ -134,12 +132,13 @@ class Planner:
         """Requests to draft for in this step, none of them with an open plan."""
         free, last = self.port.num_free(), self._last_free
         self._last_free = free
-        # What a burst of arrivals or deaths takes is gone before a plan opened now can close.
-        self._drain_rate = max(last - free, self._drain_rate / 2)
+        # A burst is expected to fade by halves, so to take as much again until a plan opened now
+        # gives its blocks back.
+        self._drain = max(last - free, self._drain / 2)
         if not self._dirty:
             return []
         low_water = self.options.low_water * self.port.num_blocks()
-        ahead = free - HORIZON * self._drain_rate
+        ahead = free - self._drain
         if self.draining:
             return [r for r in self._dirty.values() if r.open_plan is None]
         if blocked or ahead <= low_water:

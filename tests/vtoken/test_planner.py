@@ -71,10 +71,10 @@ def test_a_burst_is_answered_before_the_pool_is_low() -> None:
     for _ in range(10):
         planner.candidates(False)
     assert names(planner) == []
-    pool.take(7)
-    assert sorted(names(planner)) == ["a"], "53 - 4 * 7 is near the mark"
-    pool.take(7)
-    assert sorted(names(planner)) == ["b"], "46 - 4 * 7 is below it"
+    pool.take(11)
+    assert sorted(names(planner)) == ["a"], "49 - 11 is near the mark"
+    pool.take(15)
+    assert sorted(names(planner)) == ["b"], "34 - 15 is below it"
 
 
 def test_in_place_the_planner_drafts_nothing() -> None:
