@@ -83,7 +83,7 @@ def write_result(benchmark: str, part: Part, directory: Path | None = None) -> P
 def _code() -> dict[str, Any]:
     if commit := os.environ.get("VTOKEN_COMMIT"):
         return {"commit": commit, "uncommitted_changes": False}
-    changes = bool(_git("status", "--porcelain", "--", "*.py"))
+    changes = bool(_git("status", "--porcelain", "--", ":(top)*.py"))
     return {"commit": _git("rev-parse", "HEAD"), "uncommitted_changes": changes}
 
 

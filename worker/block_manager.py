@@ -47,13 +47,11 @@ class VTokenBlockManager(FullAttentionManager):
         apply_admission_cap: bool = False,
         **kwargs: Any,
     ) -> int:
-        if self.req_to_blocks.get(request_id):  # running: the hot path
-            missing = self._missing(request_id, num_tokens)
-            if missing > self.block_pool.get_num_free_blocks():
-                # The last moment before a preemption; this row may get shorter itself.
-                self.reclaimer.room.make(missing - self.block_pool.get_num_free_blocks())
-                return self._missing(request_id, num_tokens)
-            return missing
+        row = self.req_to_blocks.get(request_id)
+        if row:  # running: the hot path
+            resident = num_tokens - self.shift.get(request_id, 0)
+            missing = -(-resident // self.block_size) - len(row)
+            return self._make_room(request_id, num_tokens, missing) if missing > 0 else 0
         if apply_admission_cap:
             evictable = self._get_num_evictable_blocks(new_computed_blocks)
             required = self.admission(request_id, len(new_computed_blocks), evictable)
@@ -68,8 +66,14 @@ class VTokenBlockManager(FullAttentionManager):
             **kwargs,
         )
 
-    def _missing(self, request_id: str, num_tokens: int) -> int:
-        resident = num_tokens - self.shift.get(request_id, 0)
+    def _make_room(self, request_id: str, num_tokens: int, missing: int) -> int:
+        """The blocks that it lacks, once holes are filled if there are too few: the last moment
+        before a preemption."""
+        free = self.block_pool.get_num_free_blocks()
+        if missing <= free:
+            return missing
+        self.reclaimer.room.make(missing - free)
+        resident = num_tokens - self.shift.get(request_id, 0)  # its own row may have shrunk
         return max(cdiv(resident, self.block_size) - len(self.req_to_blocks[request_id]), 0)
 
     def allocate_new_blocks(

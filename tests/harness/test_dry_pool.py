@@ -39,7 +39,7 @@ def test_who_was_admitted_by_its_cap_is_never_preempted(
     assert not replica.scheduler.has_requests() and replica.counts["finished"] == 24
     replica.run_to_the_end()
     replica.check_clean()
-    assert most >= 4 and replica.scheduler.reclaimer.stats.holes_filled >= 10
+    assert most >= 4 and replica.scheduler.reclaimer.stats.holes_filled >= 5
     assert replica.scheduler.num_preemptions == 0
 
 
