@@ -28,8 +28,18 @@ OPTIONS = {
 }
 
 
+# What differs on a GPU: vLLM's defaults for everything that can be left alone.
+ON_A_GPU = {
+    "dtype": "bfloat16",
+    "block-size": 16,
+    "num-gpu-blocks-override": 2 * NUM_BLOCKS + 1,
+    "worker-cls": "worker.gpu_worker.VTokenGPUWorker",
+    "gpu-memory-utilization": 0.1,
+}
+
+
 @contextmanager
-def soak_server(folder: Path) -> Iterator[str]:
+def soak_server(folder: Path, on_gpu: bool = False) -> Iterator[str]:
     """Base URL of a running server; at the end it must stop by itself on SIGTERM."""
     from worker.tiny_model import tiny_model
 
@@ -52,9 +62,9 @@ def soak_server(folder: Path) -> Iterator[str]:
         "worker-cls": "worker.cpu_worker.VTokenCPUWorker",
         "additional-config": json.dumps({"vtoken": OPTIONS}),
     }
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager"]
-    command += ["--async-scheduling"]
-    for name, value in arguments.items():
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--async-scheduling"]
+    command += [] if on_gpu else ["--enforce-eager"]
+    for name, value in (arguments | (ON_A_GPU if on_gpu else {})).items():
         command += [f"--{name}", str(value)]
     environment = os.environ | {
         "VLLM_PLUGINS": "vtoken",
