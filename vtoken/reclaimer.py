@@ -114,10 +114,11 @@ class Reclaimer:
             for request in self.planner.candidates(wanted > 0):
                 self.room.fill(request, 1)
         self.room.drip()
-        # What open plans will give back need not be made here.
-        missing = wanted - self.port.num_free() - self.two_phase.gain()
-        if wanted and missing > 0 and self.room.possible() >= missing:
-            self.room.make(missing)
+        if wanted:
+            # What open plans will give back need not be made here.
+            missing = wanted - self.port.num_free() - self.two_phase.gain()
+            if 0 < missing <= self.room.possible():
+                self.room.make(missing)
 
     def end_step(self, blocked: bool) -> StepOrders:
         """Run due policies, then plan.
