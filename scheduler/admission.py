@@ -9,10 +9,6 @@ from dataclasses import dataclass
 
 from vtoken.options import EvictionOptions
 
-# Tokens of a prefill step that keep a large GPU busy (benchmarks: capacity).
-EFFICIENT_CHUNK = 512
-NO_END = 2**31  # tokens
-
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
@@ -28,16 +24,12 @@ def worst_live(options: EvictionOptions, num_prompt_tokens: int, full_tokens: in
     return min(full_tokens, max(floor, options.live_target(full_tokens)))
 
 
-def chunk_limit(live: int, prefill_tokens: int, block_size: int) -> int:
-    """Most prompt tokens to compute in one step; 0 means no limit.
-
-    A prompt longer than what may live goes in chunks of a quarter of that, in whole blocks, so that
-    it never holds much more; but not in chunks so small that steps with prompts in them, which
-    are slow, become many. One that fits into what may live and one chunk needs no limit.
-    """
-    chunk = min(live, max(live // 4, EFFICIENT_CHUNK))
-    chunk = max(block_size, chunk // block_size * block_size)
-    return chunk if prefill_tokens > live + chunk else 0
+def chunk_of(options: EvictionOptions, live: int, block_size: int) -> int:
+    """Tokens of one step of a prompt that is longer than what may live: a quarter of that, in whole
+    blocks, so that it never holds much more; but not so few that steps with prompts in them, which
+    are slow, become many."""
+    chunk = min(live, max(live // 4, options.min_chunk_tokens))
+    return max(block_size, chunk // block_size * block_size)
 
 
 def worst_blocks(live: int, recent: int, new: int, block_size: int) -> int:
@@ -60,15 +52,22 @@ class Footprint:
 
     Attributes:
         live: tokens its policy can leave it with.
+        chunk: tokens of one step of a long prompt.
         decode: private blocks while decoding.
         prefill: private blocks while a text longer than ``live`` is computed.
         full: blocks of its full length.
     """
 
     live: int
+    chunk: int
     decode: int
     prefill: int
     full: int
+
+    def chunk_limit(self, prefill_tokens: int) -> int:
+        """Most tokens to compute in one step; 0: no limit, as it fits into what may live and one
+        chunk."""
+        return self.chunk if prefill_tokens > self.live + self.chunk else 0
 
     def cap(self, prefill_tokens: int, num_shared: int) -> int:
         """Most blocks that it can hold, shared ones included.
@@ -86,9 +85,10 @@ def footprint_of(
     live = worst_live(options, num_prompt_tokens, full_tokens)
     # Half a tick more than must be, two blocks at most, so that a filling frees several blocks.
     slack = min(options.tick_tokens // 2, 2 * block_size)
-    chunk = chunk_limit(live, NO_END, block_size)
+    chunk = chunk_of(options, live, block_size)
     return Footprint(
         live,
+        chunk,
         worst_blocks(live + slack, options.recent, 1, block_size),
         worst_blocks(live + slack, options.recent, chunk, block_size),
         blocks_for(full_tokens, block_size),

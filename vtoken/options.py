@@ -28,6 +28,7 @@ class EvictionOptions(BaseModel):
     budget_tokens: int | None = Field(None, ge=1)
     keep_ratio: float | None = Field(None, gt=0, le=1)
     tick_tokens: int = Field(64, ge=1)
+    min_chunk_tokens: int = Field(512, ge=1)
     evict_after_tokens: int = Field(128, ge=0)
     sinks: int = Field(4, ge=0)
     recent: int = Field(32, ge=1)

@@ -67,7 +67,6 @@ class Planner:
         self.port = port
         self.backend = BACKENDS[options.backend]
         self.in_place = options.backend == "hole_filling"
-        self.packs = options.backend == "lazy_compaction"
         self.draining = False
         self._last_free = port.num_free()
         self._drain = 0.0  # blocks that the pool lost in a step; forgotten by halves
@@ -109,8 +108,6 @@ class Planner:
             return []
         # Running requests keep the blocks they are about to need.
         available = max(0, self.port.num_free() - self.port.growth())
-        if not available and self.packs:
-            return []  # a dry pool is the business of hole filling
         drafts = [(r, d) for r in candidates if (d := self._draft(r, available))]
         drafts.sort(key=lambda item: -_gain_per_move(item[1], self.block_size))
         chosen = []

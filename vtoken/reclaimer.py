@@ -110,10 +110,12 @@ class Reclaimer:
                 self.abort(request, "shared")
             else:
                 self._commit(plan, request, gain)
-        if self.planner.in_place:
+        dry = self.room.is_dry()
+        if self.planner.in_place or (dry and self.planner.draining):
             for request in self.planner.candidates(wanted > 0):
                 self.room.fill(request, 1)
-        self.room.drip()
+        elif dry:
+            self.room.drip()
         if wanted:
             # What open plans will give back need not be made here.
             missing = wanted - self.port.num_free() - self.two_phase.gain()
@@ -128,11 +130,9 @@ class Reclaimer:
         """
         for request, length in self.ticks.take(self._step, self._length_of):
             self._visit(request, length)
-        prepares = []
-        for request, draft in self.planner.proposals(blocked):
-            plan = self._prepare(request, draft)
-            if plan is not None:
-                prepares.append(plan)
+        drafts = [] if self.room.is_dry() else self.planner.proposals(blocked)
+        plans = [self._prepare(request, draft) for request, draft in drafts]
+        prepares = [plan for plan in plans if plan is not None]
         self.planner.settle(len(self.two_phase.open_plans))
         orders = StepOrders(
             self._started,

@@ -55,16 +55,19 @@ class Room:
             self.fill(request, wanted - self.port.num_free())
         return self.port.num_free() >= wanted
 
+    def is_dry(self) -> bool:
+        """Whether the pool could not serve each evicting request a block. Then no plan is opened,
+        since its destinations would be missing before it closes."""
+        return self.enabled and self.port.num_free() < len(self.reclaimer.requests)
+
     def drip(self) -> None:
-        """Fill some requests' holes while the pool could not serve each of them a block.
+        """Fill the holes of some requests.
 
         Many of equal length all need a block in one step; filled only then, they make that step
         slow. Each needs one every ``block_size`` steps, so this many a step keep up.
         """
-        count = len(self.reclaimer.requests)
-        if not self.enabled or self.port.num_free() >= count:
-            return
-        for request in islice(self._candidates(), count // self.block_size + 1):
+        count = len(self.reclaimer.requests) // self.block_size + 1
+        for request in islice(self._candidates(), count):
             if request.open_plan is None:
                 self.fill(request, 1)
 

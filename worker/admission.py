@@ -11,7 +11,6 @@ from scheduler.admission import (
     Demand,
     Footprint,
     blocks_for,
-    chunk_limit,
     footprint_of,
     headroom_blocks,
     required_blocks,
@@ -87,9 +86,7 @@ class Admission:
     def chunk(self, request: Request) -> int:
         """Most tokens of the request's prefill to compute in one step; 0: no limit."""
         footprint = self._footprints.get(request.request_id)
-        if footprint is None:
-            return 0
-        return chunk_limit(footprint.live, request.num_tokens, self.block_size)
+        return footprint.chunk_limit(request.num_tokens) if footprint is not None else 0
 
     def growth_blocks(self) -> int:
         """Blocks that running requests may need before a plan opened now can close."""

@@ -19,12 +19,10 @@ from typing import Any
 import pytest
 
 from engine.oracle import Oracle
-from scheduler import admission
 from worker.compat import CPU_WORKER, SCHEDULER
 from worker.model import default_model
 
 HERE = Path(__file__).parent
-admission.EFFICIENT_CHUNK = 32  # texts are short here and must still come in chunks
 ENGINE_ARGUMENTS: dict[str, Any] = {
     "dtype": "float32",
     "enforce_eager": True,
@@ -41,7 +39,12 @@ OUR_ARGUMENTS = {
     "async_scheduling": True,
     "additional_config": {"vtoken": {"policy": "keep_all", "reclaim": "eager", "theta_f": 0.1}},
 }
-EVICTION = {"vtoken.budget_tokens": 96, "vtoken.tick_tokens": 16, "vtoken.evict_after_tokens": 96}
+EVICTION = {
+    "vtoken.budget_tokens": 96,
+    "vtoken.tick_tokens": 16,
+    "vtoken.evict_after_tokens": 96,
+    "vtoken.min_chunk_tokens": 32,  # texts are short here and must still come in chunks
+}
 NUM_COMPARED = 64  # tokens of each answer that is compared with stock vLLM
 
 

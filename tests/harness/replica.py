@@ -24,13 +24,11 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from harness.fake_worker import NUM_TOKEN_IDS, FakeWorker, Fault
-from scheduler import admission
 from vtoken.audit import AuditTrail
 from worker.plugin import register
 from worker.scheduler import VTokenScheduler
 
 BLOCK_SIZE = 32
-admission.EFFICIENT_CHUNK = BLOCK_SIZE  # texts are short here and must still come in chunks
 MAX_MODEL_LEN = 512
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -91,7 +89,10 @@ def make_scheduler(setting: Setting) -> VTokenScheduler:
     config.cache_config.enable_prefix_caching = setting.caching
     config.scheduler_config = copy.copy(config.scheduler_config)
     config.scheduler_config.policy = "priority" if setting.priority else "fcfs"
-    config.additional_config = {"vtoken": {"check": True, **setting.vtoken}}
+    # Texts are short here and must still come in chunks.
+    config.additional_config = {
+        "vtoken": {"check": True, "min_chunk_tokens": BLOCK_SIZE, **setting.vtoken}
+    }
     spec = FullAttentionSpec(BLOCK_SIZE, num_kv_heads=2, head_size=32, dtype=torch.float32)
     scheduler = VTokenScheduler(
         vllm_config=config,

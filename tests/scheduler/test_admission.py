@@ -6,7 +6,6 @@ import pytest
 
 from scheduler.admission import (
     Demand,
-    chunk_limit,
     footprint_of,
     headroom_blocks,
     most_admitted,
@@ -104,7 +103,9 @@ def test_the_worst_live_count_obeys_budget_floor_and_protection(
 def test_only_a_prompt_well_above_its_budget_goes_in_chunks_of_whole_blocks(
     live: int, prefill: int, chunk: int
 ) -> None:
-    assert chunk_limit(live, prefill, SIZE) == chunk
+    options = options_of(budget_tokens=live, sinks=0, recent=1, evict_after_tokens=0)
+    footprint = footprint_of(options, prefill, 20_000, SIZE)
+    assert (footprint.live, footprint.chunk_limit(prefill)) == (live, chunk)
     assert chunk % SIZE == 0
 
 
