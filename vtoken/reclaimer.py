@@ -117,10 +117,7 @@ class Reclaimer:
         elif dry:
             self.room.drip()
         if wanted:
-            # What open plans will give back need not be made here.
-            missing = wanted - self.port.num_free() - self.two_phase.gain()
-            if 0 < missing <= self.room.possible():
-                self.room.make(missing)
+            self.room.make_for_admission(wanted)
 
     def end_step(self, blocked: bool) -> StepOrders:
         """Run due policies, then plan.

@@ -55,6 +55,19 @@ class Room:
             self.fill(request, wanted - self.port.num_free())
         return self.port.num_free() >= wanted
 
+    def make_for_admission(self, wanted: int) -> None:
+        """Have ``wanted`` free blocks, if that is possible without giving up an open plan: what
+        open plans will give back an admission can wait for."""
+        missing = wanted - self.port.num_free() - self.reclaimer.two_phase.gain()
+        candidates = [r for r in self._candidates() if r.open_plan is None] if missing > 0 else []
+        if sum(self._bound(request) for request in candidates) < missing:
+            return
+        for request in candidates:
+            missing = wanted - self.port.num_free() - self.reclaimer.two_phase.gain()
+            if missing <= 0:
+                break
+            self.fill(request, missing)
+
     def is_dry(self) -> bool:
         """Whether the pool could not serve each evicting request a block. Then no plan is opened,
         since its destinations would be missing before it closes."""
@@ -70,10 +83,6 @@ class Room:
         for request in islice(self._candidates(), count):
             if request.open_plan is None:
                 self.fill(request, 1)
-
-    def possible(self) -> int:
-        """An upper bound of what ``make`` can free, cheap."""
-        return sum(self._bound(request) for request in self.reclaimer.requests.values())
 
     def fill(self, request: EvictingRequest, wanted: int) -> None:
         """Reclaim from one request in place: ``wanted`` blocks, or a batch if that is more."""

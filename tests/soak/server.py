@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 
-BLOCK_SIZE, NUM_BLOCKS = 32, 128
+BLOCK_SIZE, NUM_BLOCKS = 32, 160
 AT_ONCE = 24
 TICK = 32
 OPTIONS = {

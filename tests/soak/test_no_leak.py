@@ -63,8 +63,10 @@ class Load:
             "temperature": 0,
             "ignore_eos": True,
         }
-        # A stretch in which nobody evicts: vLLM admits by the prompt, and must preempt later.
-        body["vllm_xargs"] = POLICIES[3 if number in KEEPERS else number % 4]
+        body["vllm_xargs"] = POLICIES[number % 4]
+        if number in KEEPERS:
+            # A stretch in which nobody evicts: vLLM admits by the prompt, and must preempt later.
+            body |= {"vllm_xargs": POLICIES[3], "max_tokens": body["max_tokens"] + 300}
         return body
 
     async def one(self, number: int) -> None:
@@ -171,10 +173,8 @@ def check_bad_clients(server: str) -> None:
         assert time.monotonic() < deadline, after
         time.sleep(0.2)
     print(dict(load.outcomes), after)
-    assert (
-        sum(load.outcomes[kind] for kind in ("finished", "disconnected", "refused"))
-        == REQUESTS + AT_ONCE
-    )
+    ended = sum(load.outcomes[kind] for kind in ("finished", "disconnected", "refused"))
+    assert ended == load.sent >= REQUESTS + AT_ONCE
     assert after["blocks_free"] == NUM_BLOCKS
     assert after["tokens_live"] == after["tokens_dead_resident"] == 0
     assert after["plans_committed"] >= 500
