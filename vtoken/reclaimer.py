@@ -113,7 +113,7 @@ class Reclaimer:
         dry = self.room.is_dry()
         if self.planner.in_place or (dry and self.planner.draining):
             for request in self.planner.candidates(wanted > 0):
-                self.room.fill(request, 1)
+                self.room.fill(request)
         elif dry:
             self.room.drip()
         if wanted:

@@ -34,7 +34,7 @@ class EvictingRequest:
         prefill_end: length at which the tokens known at the start are computed; until then
             the policy runs after every chunk.
         next_tick: length at which the policy runs next.
-        next_filling: length from which on it is worth to look for holes to fill again.
+        filled_at: length at which holes were last looked for.
         refusals: plans in a row that a rank has refused or differed on.
         failed: it only waits for the engine to end it: no more policy, no more plans.
     """
@@ -49,7 +49,7 @@ class EvictingRequest:
         self.num_prompt_tokens = 0
         self.prefill_end = 0
         self.next_tick = 0
-        self.next_filling = 0
+        self.filled_at = -1
         self.table = TokenTable(block_size)
         self.open_plan: RelocationPlan | None = None
         self.refusals = 0

@@ -49,10 +49,14 @@ class Room:
         without one.
         """
         wanted = self.port.num_free() + count
-        for request in self._candidates():
+        for request in self._candidates(patient=False):
             if self.port.num_free() >= wanted:
                 break
-            self.fill(request, wanted - self.port.num_free())
+            self.fill(request)
+        # In the end the destinations of every open plan.
+        for request in list(self.reclaimer.requests.values()):
+            if self.port.num_free() < wanted and request.open_plan is not None:
+                self.reclaimer.abort(request, "hole_filling")
         return self.port.num_free() >= wanted
 
     def make_for_admission(self, wanted: int) -> None:
@@ -60,13 +64,12 @@ class Room:
         open plans will give back an admission can wait for."""
         missing = wanted - self.port.num_free() - self.reclaimer.two_phase.gain()
         candidates = [r for r in self._candidates() if r.open_plan is None] if missing > 0 else []
-        if sum(self._bound(request) for request in candidates) < missing:
+        if sum(self._bound(r, self.block_size) for r in candidates) < missing:
             return
         for request in candidates:
-            missing = wanted - self.port.num_free() - self.reclaimer.two_phase.gain()
-            if missing <= 0:
+            if wanted <= self.port.num_free() + self.reclaimer.two_phase.gain():
                 break
-            self.fill(request, missing)
+            self.fill(request)
 
     def is_dry(self) -> bool:
         """Whether the pool could not serve each evicting request a block. Then no plan is opened,
@@ -82,12 +85,15 @@ class Room:
         count = len(self.reclaimer.requests) // self.block_size + 1
         for request in islice(self._candidates(), count):
             if request.open_plan is None:
-                self.fill(request, 1)
+                self.fill(request)
 
-    def fill(self, request: EvictingRequest, wanted: int) -> None:
-        """Reclaim from one request in place: ``wanted`` blocks, or a batch if that is more."""
+    def fill(self, request: EvictingRequest) -> None:
+        """Reclaim in place all that one request has to give, once a step: the moves of a step are
+        one copy, which must not read what it has written."""
         length = self.port.length(request.request_id)
-        request.next_filling = length + self.block_size
+        if length == request.filled_at:
+            return
+        request.filled_at = length
         if request.excess(length):
             self.reclaimer.run_policy(request, length)
         if request.failed:
@@ -98,15 +104,10 @@ class Room:
         table.sync_new_tokens(self.port.row_from(request_id, len(table.block_ids)), length)
         movable = self.port.private(request_id)
         movable[max(table.tail, 0) :] = False
-        limit = max(wanted, self.reclaimer.options.batch_blocks)
-        sources = choose_sources(table.block_live, movable, self.block_size, limit)
+        sources = choose_sources(table.block_live, movable, self.block_size, movable.size)
         if sources.size:
             self._carry_out(request, sources, movable)
-        if sources.size == limit:
-            request.next_filling = length + 1  # there may be more, for the next step
-            self.reclaimer.planner.note(request)
-        else:
-            self.reclaimer.planner.forget(request_id)
+        self.reclaimer.planner.forget(request_id)
 
     def _carry_out(self, request: EvictingRequest, sources: Int32s, movable: Mask) -> None:
         """Row, shift and blocks change now; the bytes move before the forward of this step."""
@@ -128,20 +129,27 @@ class Room:
         request.totals.reclaims += 1
         audit.note(request, "reclaim", positions=gone, blocks_before=len(row))
 
-    def _candidates(self) -> Iterator[EvictingRequest]:
-        """Requests worth a look, those with most to give first."""
+    def _candidates(self, patient: bool = True) -> Iterator[EvictingRequest]:
+        """Requests worth a look, those with most to give first.
+
+        Args:
+            patient: leave alone who has not grown by a block since the last look.
+        """
         if not self.enabled:
             return
-        bounds = [(self._bound(request), request) for request in self.reclaimer.requests.values()]
+        requests = self.reclaimer.requests.values()
+        wait = self.block_size if patient else 1
+        bounds = [(self._bound(request, wait), request) for request in requests]
         bounds.sort(key=lambda item: (item[1].open_plan is not None, -item[0]))
         for bound, request in bounds:
             if bound:
                 yield request
 
-    def _bound(self, request: EvictingRequest) -> int:
-        """Blocks that the request holds beyond what its policy would leave live."""
+    def _bound(self, request: EvictingRequest, wait: int) -> int:
+        """Blocks that the request holds beyond what its policy would leave live; 0 less than
+        ``wait`` tokens after the last look."""
         length = self.port.length(request.request_id)
-        if request.failed or length < request.next_filling:
+        if request.failed or length < request.filled_at + wait:
             return 0
         resident, live = length - request.table.shift, request.num_live(length)
         return (resident - live + request.excess(length)) // self.block_size

@@ -54,32 +54,34 @@ class Admission:
     def remove(self, request_id: str) -> None:
         self._footprints.pop(request_id, None)
 
-    def required(self, request_id: str, num_hits: int, num_evictable: int) -> int | None:
+    def required(self, request_id: str, hits: Sequence[KVCacheBlock]) -> int | None:
         """Blocks that must be free to admit a waiting request; None: vLLM's own rule.
 
         Args:
-            num_hits: prefix-cache blocks the request would share.
-            num_evictable: those of them that nobody holds, so that a hit takes them from the
-                free blocks.
+            hits: prefix-cache blocks the request would share.
         """
         if not self.compacts:
             return None
         scheduler = self.scheduler
         request, owed = scheduler.requests[request_id], self._owed()
         if request_id in self._footprints:
-            cap, full = self._cap(request, num_hits), self._footprints[request_id].full
+            cap, full = self._cap(request, len(hits)), self._footprints[request_id].full
         elif owed.full:  # not evicting: vLLM reserves the tokens known so far
             cap = full = blocks_for(request.num_tokens, self.block_size)
         else:
             return None
-        fresh = num_evictable - num_hits
-        new = Demand(max(cap + fresh, 0), max(full + fresh, 0))
+        # A hit on a block that nobody holds takes it from the free ones. One on a block that a
+        # single request holds makes it shared: that request can reclaim it no more.
+        unheld = sum(block.ref_cnt == 0 for block in hits)
+        newly_shared = sum(block.ref_cnt == 1 for block in hits)
+        fresh = unheld - len(hits)
+        new = Demand(max(cap + fresh, 0) + newly_shared, max(full + fresh, 0))
         total = scheduler.reclaimer.port.num_blocks()
         headroom = headroom_blocks(total, scheduler.replica_options.headroom)
         required = required_blocks(new, owed, headroom)
-        if required > total and not scheduler.running:
-            return None  # it would wait for ever: vLLM's own rule decides, and may preempt
         if required > scheduler.reclaimer.port.num_free():
+            if not scheduler.running:
+                return None  # it might wait for ever: vLLM's own rule decides, and may preempt
             self.blocked, self.wanted = True, required
         return required
 
@@ -112,7 +114,7 @@ class Admission:
             footprint = self._footprints.get(request.request_id)
             if footprint is not None:
                 row = rows[request.request_id]
-                shared = _num_shared(row)
+                shared = sum(block.ref_cnt > 1 for block in row)
                 capped += max(0, self._cap(request, shared) - len(row))
                 full += max(0, footprint.full - len(row))
         return Demand(capped, full)
@@ -121,11 +123,3 @@ class Admission:
         prefills = request.num_computed_tokens < request.num_tokens - 1
         footprint = self._footprints[request.request_id]
         return footprint.cap(request.num_tokens if prefills else 0, num_shared)
-
-
-def _num_shared(row: Sequence[KVCacheBlock]) -> int:
-    """Sharing always begins at the head of a row."""
-    for i, block in enumerate(row):
-        if block.ref_cnt == 1:
-            return i
-    return len(row)

@@ -26,13 +26,13 @@ class VTokenBlockManager(FullAttentionManager):
         shift: request id -> tokens that have left its row, for requests reclaimed from.
         reclaimer: told about every row that is given up; set by the scheduler.
         cause_of: request id -> why its row is given up now; set by the scheduler.
-        admission: request id, hit blocks, hit blocks nobody holds -> blocks that must be free,
-            or None for the stock rule; set by the scheduler.
+        admission: request id, hit blocks -> blocks that must be free, or None for the stock rule;
+            set by the scheduler.
     """
 
     reclaimer: Reclaimer
     cause_of: Callable[[str], str]
-    admission: Callable[[str, int, int], int | None]
+    admission: Callable[[str, Sequence[KVCacheBlock]], int | None]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -53,8 +53,7 @@ class VTokenBlockManager(FullAttentionManager):
             missing = -(-resident // self.block_size) - len(row)
             return self._make_room(request_id, num_tokens, missing) if missing > 0 else 0
         if apply_admission_cap:
-            evictable = self._get_num_evictable_blocks(new_computed_blocks)
-            required = self.admission(request_id, len(new_computed_blocks), evictable)
+            required = self.admission(request_id, new_computed_blocks)
             if required is not None:
                 return required
         return super().get_num_blocks_to_allocate(

@@ -17,6 +17,7 @@ LIMITS = [
     {"budget_tokens": 100, "recent": 40},
     {"keep_ratio": 0.3},
     {"keep_ratio": 0.7, "tick_tokens": 200},
+    {"budget_tokens": 92, "recent": 8, "tick_tokens": 4},
 ]
 
 
@@ -40,6 +41,19 @@ def test_who_was_admitted_by_its_cap_is_never_preempted(
     replica.run_to_the_end()
     replica.check_clean()
     assert most >= 4 and replica.scheduler.reclaimer.stats.holes_filled >= 5
+    assert replica.scheduler.num_preemptions == 0
+
+
+@pytest.mark.parametrize("num_blocks", range(15, 22))
+def test_a_row_that_becomes_shared_is_counted_before_it_does(make: Make, num_blocks: int) -> None:
+    """The second request hits blocks that the first one can then reclaim no more."""
+    vtoken = {"reclaim": "pressure", "low_water": 0, "headroom": 0}
+    replica = make(num_blocks=num_blocks, vtoken=vtoken)
+    options = {"policy": "streaming_llm", "budget_tokens": 64, "sinks": 0, "recent": 1}
+    replica.arrive(prompt(0, 320), 150, **options, evict_after_tokens=0)
+    step_until(replica, lambda: replica.counts["steps"] == 20)
+    replica.arrive(prompt(0, 320), 150, **options, evict_after_tokens=0)
+    replica.run_to_the_end()
     assert replica.scheduler.num_preemptions == 0
 
 
