@@ -89,10 +89,8 @@ def make_scheduler(setting: Setting) -> VTokenScheduler:
     config.cache_config.enable_prefix_caching = setting.caching
     config.scheduler_config = copy.copy(config.scheduler_config)
     config.scheduler_config.policy = "priority" if setting.priority else "fcfs"
-    # Texts are short here and must still come in chunks.
-    config.additional_config = {
-        "vtoken": {"check": True, "min_chunk_tokens": BLOCK_SIZE, **setting.vtoken}
-    }
+    ours = {"check": True, "min_chunk_tokens": BLOCK_SIZE}  # short texts, still in chunks
+    config.additional_config = {"vtoken": ours | setting.vtoken}
     spec = FullAttentionSpec(BLOCK_SIZE, num_kv_heads=2, head_size=32, dtype=torch.float32)
     scheduler = VTokenScheduler(
         vllm_config=config,
@@ -155,9 +153,7 @@ class Replica:
 
     def resubmit(self, request_id: str, tokens: list[int], max_tokens: int, **options: Any) -> None:
         """Abort a request and send another one under its id, before the worker hears of either.
-
-        Outputs in flight come back first: vLLM's own ids are unique among those.
-        """
+        Outputs in flight come back first: vLLM's own ids are unique among those."""
         while self.in_flight:
             self.process()
         if request_id in self.scheduler.requests:
