@@ -9,15 +9,16 @@ from harness.replica import Replica, Setting, prompt
 from harness.streams import OrderViolation
 from harness.traffic import run_traffic
 
-# What must have happened for a run to count.
+# What must have happened for a run to count. Half of what one run shows, or less: what Hypothesis
+# draws from a seed also depends on the constants in the modules that happen to be loaded.
 ENOUGH = {
     "commits": 300,
     "fillings": 300,
     "plans hole_filling": 20,
-    "plans preempted": 20,
+    "plans preempted": 5,
     "plans finished": 20,
     "plans aborted": 3,
-    "plans refused": 10,
+    "plans refused": 5,
     "plans shared": 1,
     "preemptions": 200,
     "resumed": 200,

@@ -167,8 +167,8 @@ class Traffic(RuleBasedStateMachine):
             self.totals[f"plans {reason}"] += count
 
 
-def run_traffic(depth: int, wanted: dict[str, int], max_rounds: int = 20) -> Counter[str]:
-    """Run the machine with seed after seed until enough has happened; the same every time.
+def run_traffic(depth: int, wanted: dict[str, int], max_rounds: int = 40) -> Counter[str]:
+    """Run the machine with seed after seed until enough has happened.
 
     Raises:
         AssertionError: what a run finds, or that ``wanted`` was not reached.
