@@ -9,16 +9,25 @@ from dataclasses import dataclass
 
 from vtoken.options import EvictionOptions
 
+# Steps that a policy may run late, when those of many requests are due at once.
+LATE_TICKS = 16
+
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
 
 
-def worst_live(options: EvictionOptions, num_prompt_tokens: int, full_tokens: int) -> int:
-    """Most live tokens a request of ``full_tokens`` in the end can be left with by its policy."""
-    protected = options.sinks + options.recent
+def worst_live(
+    options: EvictionOptions, num_prompt_tokens: int, full_tokens: int, unseen: int = 0
+) -> int:
+    """Most live tokens a request of ``full_tokens`` in the end can be left with by its policy.
+
+    Args:
+        unseen: newest tokens that its policy cannot judge yet.
+    """
+    protected = options.sinks + max(options.recent, unseen)
     if options.protect_prompt:
-        protected = max(protected, num_prompt_tokens + options.recent)
+        protected = max(protected, num_prompt_tokens + max(options.recent, unseen))
     # Below evict_after_tokens the policy does not run at all.
     floor = max(protected, options.evict_after_tokens)
     return min(full_tokens, max(floor, options.live_target(full_tokens)))
@@ -80,17 +89,28 @@ class Footprint:
 
 
 def footprint_of(
-    options: EvictionOptions, num_prompt_tokens: int, full_tokens: int, block_size: int
+    options: EvictionOptions,
+    num_prompt_tokens: int,
+    full_tokens: int,
+    block_size: int,
+    depth: int = 1,
 ) -> Footprint:
+    """Args: depth: outputs in flight. Signals about a step arrive that many steps later."""
     live = worst_live(options, num_prompt_tokens, full_tokens)
+    chunk = chunk_of(options, live, block_size)
+    live_prefill = live
     # Half a tick more than must be, two blocks at most, so that a filling frees several blocks.
     slack = min(options.tick_tokens // 2, 2 * block_size)
-    chunk = chunk_of(options, live, block_size)
+    if options.make_policy().signals:
+        late, chunks = options.tick_tokens + depth + LATE_TICKS, depth * (chunk + 1)
+        live = worst_live(options, num_prompt_tokens, full_tokens, late)
+        live_prefill = worst_live(options, num_prompt_tokens, full_tokens, chunks)
+        slack = max(slack, depth)
     return Footprint(
         live,
         chunk,
         worst_blocks(live + slack, options.recent, 1, block_size),
-        worst_blocks(live + slack, options.recent, chunk, block_size),
+        worst_blocks(max(live, live_prefill) + slack, options.recent, chunk, block_size),
         blocks_for(full_tokens, block_size),
     )
 

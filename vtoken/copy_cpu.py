@@ -66,6 +66,10 @@ class CpuCopyEngine:
             wrong |= (before != after).flatten(1).any(1).numpy()
         return int(wrong.sum())
 
+    def keys(self, layer: int, slots: Int64s) -> torch.Tensor:
+        """K of slots in one layer: ``[N, H, D]``."""
+        return self._gather(self._flat[layer], slots)[..., : self.head_size]
+
     def _gather(self, flat: torch.Tensor, slots: Int64s) -> torch.Tensor:
         """K and V of slots: ``[N, H, 2D]``."""
         return flat[self._where(flat, slots)]

@@ -54,7 +54,12 @@ class EvictionOptions(BaseModel):
 
 
 class ReplicaOptions(EvictionOptions):
-    """Defaults for every request of a replica, and how the replica reclaims."""
+    """Defaults for every request of a replica, how the replica reclaims, and what it measures.
+
+    ``probe`` says whether requests may choose policies that look at attention or keys; by default
+    they may if the replica's own policy does. ``probe_layers`` is how many layers are looked at,
+    evenly spread, 0 for all; ``probe_queries`` how many of a request's latest queries.
+    """
 
     backend: Literal["lazy_compaction", "hole_filling", "whole_blocks", "none"] = "lazy_compaction"
     reclaim: Literal["pressure", "eager"] = "pressure"
@@ -64,6 +69,14 @@ class ReplicaOptions(EvictionOptions):
     batch_blocks: int = Field(64, ge=2)
     check: bool = False
     audit_dir: str | None = None
+    probe: bool | None = None
+    probe_layers: int = Field(4, ge=0)
+    probe_queries: int = Field(32, ge=1)
+    head_reduction: Literal["mean", "max"] = "mean"
+
+    @property
+    def probes(self) -> bool:
+        return bool(self.make_policy().signals) if self.probe is None else self.probe
 
 
 def parse_replica_options(raw: Mapping[str, Any] | None) -> ReplicaOptions:
@@ -73,7 +86,7 @@ def parse_replica_options(raw: Mapping[str, Any] | None) -> ReplicaOptions:
         OptionError: unknown name, value out of range, or a combination that cannot work.
     """
     options = _validate(ReplicaOptions, dict(raw or {}), prefix="")
-    _check_combination(options, prefix="")
+    _check_combination(options, options, prefix="")
     return options
 
 
@@ -102,7 +115,7 @@ def parse_request_options(
     if own.get("policy") == "keep_all" or "budget_tokens" in own or "keep_ratio" in own:
         base["budget_tokens"] = base["keep_ratio"] = None
     options = _validate(EvictionOptions, base | own, prefix=REQUEST_PREFIX)
-    _check_combination(options, prefix=REQUEST_PREFIX)
+    _check_combination(options, replica, prefix=REQUEST_PREFIX)
     return options
 
 
@@ -121,8 +134,13 @@ def _validate(model: type[ModelT], raw: dict[str, Any], prefix: str) -> ModelT:
         raise OptionError("; ".join(lines)) from None
 
 
-def _check_combination(options: EvictionOptions, prefix: str) -> None:
+def _check_combination(options: EvictionOptions, replica: ReplicaOptions, prefix: str) -> None:
     policy = options.make_policy()  # refuses an unknown name
+    if policy.signals and not replica.probes:
+        raise OptionError(
+            f"`{prefix}policy`={options.policy!r} looks at {', '.join(sorted(policy.signals))}, "
+            f"which this replica does not measure: start it with `probe`=true"
+        )
     limited = options.budget_tokens is not None or options.keep_ratio is not None
     if options.evicts and not limited:
         raise OptionError(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What travels between the scheduler and the shards of a replica.
 
-Down, with a step: PREPARE (a plan), COMMIT or ABORT (a plan id), holes to fill. Up, with its
-output: votes.
+Down, with a step: PREPARE (a plan), COMMIT or ABORT (a plan id), holes to fill, requests to
+measure. Up, with its output: votes and measurements.
 Everything is frozen: with an in-process executor both sides hold the same objects.
 """
 
@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from vtoken.errors import PlanError
 from vtoken.hole_filling import HoleFilling
+from vtoken.signals import Observation, Probe
 
 Int32s = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.bool_]
@@ -118,6 +119,7 @@ class StepOrders:
         aborts: ids of the plans whose destinations are already back in the pool.
         fillings: reclaims in place, to be done after those and before this step's forward.
         prepares: plans to copy after this step's forward.
+        probes: requests to measure after it.
     """
 
     started: dict[str, int] = field(default_factory=dict)
@@ -125,10 +127,14 @@ class StepOrders:
     aborts: tuple[int, ...] = ()
     fillings: tuple[HoleFilling, ...] = ()
     prepares: tuple[RelocationPlan, ...] = ()
+    probes: tuple[Probe, ...] = ()
 
     def __bool__(self) -> bool:
-        closed = self.commits or self.aborts
-        return bool(self.started or closed or self.fillings or self.prepares)
+        closed, opened = self.commits or self.aborts, self.prepares or self.probes
+        return bool(self.started or closed or self.fillings or opened)
+
+    def wants_answer(self) -> bool:
+        return bool(self.prepares or self.probes)
 
 
 NO_ORDERS = StepOrders()
@@ -155,3 +161,4 @@ class StepReport:
     """What a model runner's output carries up."""
 
     votes: tuple[Vote, ...] = ()
+    observations: tuple[Observation, ...] = ()

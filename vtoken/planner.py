@@ -1,61 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """When to reclaim and from whom: stages 1-3 up to the choice of blocks (paper section 3.3)."""
 
-from collections.abc import Iterable, Sequence
-from typing import Protocol
-
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Iterable
 
 from vtoken.backends import BACKENDS, Draft, Limits
 from vtoken.options import ReplicaOptions
+from vtoken.ports import BlockPort
 from vtoken.request import EvictingRequest
 
 # Drafts per step: the planner's checks are spread over steps (paper section 3.3, stage 1).
 MAX_DRAFTS = 16
 NO_LIMIT = 2**31 - 1
-
-
-class BlockPort(Protocol):
-    """What reclamation needs to know of, and do to, the engine's block accounting."""
-
-    def num_blocks(self) -> int:
-        """Blocks that requests can ever hold."""
-        ...
-
-    def num_free(self) -> int: ...
-
-    def take(self, count: int) -> list[int]:
-        """Allocate ``count`` blocks as destinations; the caller knows they are free."""
-        ...
-
-    def give_back(self, block_ids: Sequence[int]) -> None:
-        """Return blocks to the pool; of unhashed ones the first is reused first."""
-        ...
-
-    def length(self, request_id: str) -> int:
-        """Tokens whose K/V exists once every step scheduled so far has run."""
-        ...
-
-    def row_from(self, request_id: str, start: int) -> list[int]:
-        """Block ids of the request's row from row index ``start`` on."""
-        ...
-
-    def private(self, request_id: str) -> npt.NDArray[np.bool_]:
-        """bool ``[blocks]``, a fresh array: which blocks of the row nobody else references."""
-        ...
-
-    def forget_hashes(self, block_ids: Sequence[int]) -> None:
-        """Blocks whose content changes, or will: the prefix cache must not offer them."""
-        ...
-
-    def replace_row(self, request_id: str, block_ids: Sequence[int], shift: int) -> None:
-        """The row is ``block_ids`` from now on; neither takes nor returns blocks."""
-        ...
-
-    def growth(self) -> int:
-        """Blocks that running requests may need before a plan opened now can close."""
-        ...
 
 
 class Planner:
@@ -78,7 +33,7 @@ class Planner:
     def note(self, request: EvictingRequest) -> None:
         """The request's dead tokens or its row changed: it is worth a draft again."""
         table = request.table
-        if table.num_live < table.resident:
+        if table.num_live < table.resident and not request.is_over:
             self._dirty[request.request_id] = request
             if table.fragmentation > self.options.theta_f:
                 self._wasteful[request.request_id] = request
@@ -90,7 +45,7 @@ class Planner:
     def drain(self, requests: Iterable[EvictingRequest]) -> None:
         """From now on plan everything with a gain, until ``draining`` is False again."""
         self.draining = True
-        self._dirty.update((r.request_id, r) for r in requests if not r.failed)
+        self._dirty.update((r.request_id, r) for r in requests if not r.is_over)
 
     def settle(self, num_open_plans: int) -> None:
         """End a drain once nothing has a gain and no plan is open."""

@@ -5,8 +5,8 @@ A policy scores the live tokens of ONE request; budget, protection and top-k liv
 It never sees slots, blocks or the engine.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Protocol
 
@@ -14,12 +14,23 @@ import numpy as np
 import numpy.typing as npt
 
 from vtoken.errors import OptionError, PolicyError
+from vtoken.signals import Scores, Signal
 
 Positions = npt.NDArray[np.int32]
-Scores = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
 POLICY_GROUP = "vtoken.policies"
+
+__all__ = [  # Scores and Signal too: a policy finds what it needs in one place
+    "Policy",
+    "Scores",
+    "Signal",
+    "TokenView",
+    "checked_scores",
+    "choose_victims",
+    "make_policy",
+    "protected_mask",
+]
 
 
 @dataclass(frozen=True)
@@ -30,15 +41,24 @@ class TokenView:
         positions: int32 ``[num_tokens]``, place of each token in the text, in no promised order.
         length: tokens of the request so far, evicted ones included.
         num_prompt_tokens: how many of them the prompt has.
+        budget: most tokens that may be live after the policy has run.
+        signals: those that the policy has declared, float64 ``[num_tokens]`` each.
     """
 
     positions: Positions
     length: int
     num_prompt_tokens: int
+    budget: int = 0
+    signals: Mapping[Signal, Scores] = field(default_factory=dict)
 
 
 class Policy(Protocol):
     """Scores tokens. A frozen dataclass whose fields are its knobs; holds no state."""
+
+    @property
+    def signals(self) -> frozenset[Signal]:
+        """What it needs to know about tokens; only that is measured."""
+        ...
 
     @property
     def num_protected(self) -> int:
@@ -66,13 +86,18 @@ def make_policy(name: str, seed: int, sinks: int) -> Policy:
         known = ", ".join(sorted(POLICIES))
         raise OptionError(f"`policy`={name!r} is unknown; choose one of: {known}")
     try:
-        return factory(seed=seed, sinks=sinks)
+        policy = factory(seed=seed, sinks=sinks)
+        unknown = frozenset(policy.signals) - frozenset(Signal)
     except Exception as error:  # of somebody else's code anything may come
         raise OptionError(f"`policy`={name!r} cannot be made: {error!r}") from error
+    if unknown:
+        known = ", ".join(Signal)
+        raise OptionError(f"`policy`={name!r} needs signals {sorted(unknown)}; there are {known}")
+    return policy
 
 
-def checked_scores(policy: Policy, view: TokenView) -> Scores:
-    """The policy's scores of ``view``.
+def checked_scores(policy: Policy, view: TokenView) -> tuple[Scores, int]:
+    """The policy's scores of ``view``, and how many were not a number: those tokens are kept.
 
     Raises:
         PolicyError: they are not one number per token, or the policy raised.
@@ -83,9 +108,10 @@ def checked_scores(policy: Policy, view: TokenView) -> Scores:
         raise PolicyError(f"{policy} raised {error!r}") from error
     if scores.shape != view.positions.shape:
         raise PolicyError(f"{policy} scored {scores.shape}, not {view.positions.shape} tokens")
-    if np.isnan(scores.sum()) and np.isnan(scores).any():
-        raise PolicyError(f"{policy} scored a token as not a number")
-    return scores
+    if not np.isnan(scores.sum()):  # the usual case, in one pass
+        return scores, 0
+    wrong = np.isnan(scores)
+    return np.where(wrong, np.inf, scores), int(wrong.sum())
 
 
 def protected_mask(view: TokenView, sinks: int, recent: int, prompt: bool) -> Mask:

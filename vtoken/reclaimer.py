@@ -14,17 +14,15 @@ from vtoken.backends import Draft
 from vtoken.errors import PlanError, PolicyError, VTokenError
 from vtoken.options import EvictionOptions, ReplicaOptions
 from vtoken.plan import NO_ORDERS, RelocationPlan, StepOrders, StepReport
-from vtoken.planner import BlockPort, Planner
+from vtoken.planner import Planner
+from vtoken.policy_runs import MAX_REFUSALS, PolicyRuns
+from vtoken.ports import BlockPort
 from vtoken.request import EvictingRequest, RequestTotals
 from vtoken.room import Room
 from vtoken.stats import ReclaimStats
-from vtoken.ticks import TickQueue
 from vtoken.two_phase import TwoPhase
 
 logger = logging.getLogger(__name__)
-
-# A plan can fail by accident; a third one of the same request in a row is no accident.
-MAX_REFUSALS = 3
 
 
 class Reclaimer:
@@ -40,11 +38,11 @@ class Reclaimer:
         self.two_phase = TwoPhase(num_ranks)
         self.audit = AuditTrail(options.audit_dir)
         self.stats = ReclaimStats()
-        self.ticks = TickQueue()
+        self.policy_runs = PolicyRuns(self)
         self.room = Room(self)
         self.requests: dict[str, EvictingRequest] = {}
         self.totals: dict[str, RequestTotals] = {}
-        # Requests that cannot go on as they asked to, for the engine to end with an error.
+        # Requests from which reclaiming fails, for the engine to end with an error.
         self.failed: list[str] = []
         self._step = 0
         self._next_plan_id = 0
@@ -56,17 +54,21 @@ class Reclaimer:
     # -- life of a request ---------------------------------------------------------------------
 
     def start(
-        self, request_id: str, options: EvictionOptions, num_prompt_tokens: int, prefill_end: int
+        self, request_id: str, options: EvictionOptions, num_prompt_tokens: int, span: range
     ) -> None:
-        """A request's row begins anew, first time or resumed. Its shift is 0."""
+        """A request's row begins anew, first time or resumed. Its shift is 0.
+
+        Args:
+            span: positions to compute before it decodes: those before came from the prefix cache.
+        """
         self._next_incarnation += 1
         request = EvictingRequest(request_id, self._next_incarnation, options, self.block_size)
         request.num_prompt_tokens = num_prompt_tokens
-        request.prefill_end = prefill_end
+        request.first_computed, request.prefill_end = span.start, span.stop
         request.totals = self.totals.setdefault(request_id, RequestTotals())
         self.requests[request_id] = request
         self._started[request_id] = request.incarnation
-        self.ticks.add(request, self._step)
+        self.policy_runs.ticks.add(request, self._step)
         self.audit.note(request, "start")
 
     def drop(self, request_id: str, cause: str) -> None:
@@ -88,8 +90,10 @@ class Reclaimer:
         self.totals.pop(request_id, None)
 
     def report(self, report: StepReport) -> None:
-        """Votes that arrived with a step's output."""
+        """Votes and measurements that arrived with a step's output."""
         self.two_phase.record(report)
+        for observation in report.observations:
+            self.policy_runs.answer(observation)
 
     # -- one step ------------------------------------------------------------------------------
 
@@ -125,8 +129,7 @@ class Reclaimer:
         Args:
             blocked: an admission or an allocation waits for blocks.
         """
-        for request, length in self.ticks.take(self._step, self._length_of):
-            self._visit(request, length)
+        self.policy_runs.run_due(self._step)
         drafts = [] if self.room.is_dry() else self.planner.proposals(blocked)
         plans = [self._prepare(request, draft) for request, draft in drafts]
         prepares = [plan for plan in plans if plan is not None]
@@ -137,6 +140,7 @@ class Reclaimer:
             tuple(self._aborts),
             self.room.take_orders(),
             tuple(prepares),
+            self.policy_runs.take_probes(),
         )
         if not orders:
             return NO_ORDERS
@@ -147,53 +151,27 @@ class Reclaimer:
         """Run plans over the next steps until none has a gain (``planner.draining``)."""
         self.planner.drain(self.requests.values())
 
-    def run_policy(self, request: EvictingRequest, length: int) -> None:
-        """Mark the policy's victims dead, or end the request if the policy fails."""
-        new_blocks = self.port.row_from(request.request_id, len(request.table.block_ids))
-        try:
-            evicted = request.tick(new_blocks, length)
-        except PolicyError as error:
-            self._fail(request, error)
-            return
-        if evicted.size:
-            self.audit.note(request, "evict", positions=evicted)
-        self.planner.note(request)
-
-    def _visit(self, request: EvictingRequest, length: int) -> None:
-        if request.is_due(length):
-            self.run_policy(request, length)
-        if request.failed:
-            return
-        # A decoding request grows by at most one token a step; a prefill may end any time.
-        wait = 1 if length < request.prefill_end else max(1, request.next_tick - length)
-        self.ticks.add(request, self._step + wait)
-
-    def _length_of(self, request: EvictingRequest) -> int | None:
-        """None when this incarnation has ended, or waits for its end."""
-        runs = self.requests.get(request.request_id) is request and not request.failed
-        return self.port.length(request.request_id) if runs else None
-
     # -- life of a plan ------------------------------------------------------------------------
 
     def _prepare(self, request: EvictingRequest, draft: Draft) -> RelocationPlan | None:
-        """None if the policy failed; its request ends with an error then."""
+        """None if the policy failed."""
         self._next_plan_id += 1
         destinations = self.port.take(draft.num_destinations)
         try:
             plan = request.build_plan(draft, self._next_plan_id, destinations)
         except PolicyError as error:
             self.port.give_back(destinations)
-            self._fail(request, error)
+            self.policy_runs.disable(request, error)
             return None
         request.open_plan = plan
         self.two_phase.open(plan)
         self.stats.plans_prepared += 1
         return plan
 
-    def _fail(self, request: EvictingRequest, error: VTokenError) -> None:
-        """Never go on with silent full KV: the engine ends this request with an error."""
+    def fail(self, request: EvictingRequest, error: VTokenError) -> None:
+        """Reclaiming from it does not work: the engine ends this request with an error."""
         logger.error("request %s fails: %s", request.request_id, error)
-        request.failed = True
+        request.is_over = True
         self.failed.append(request.request_id)
         self.planner.forget(request.request_id)
 
@@ -234,7 +212,7 @@ class Reclaimer:
             logger.error("plan %d of %s: %s", plan.plan_id, plan.request_id, detail)
             request.refusals += 1
             if request.refusals == MAX_REFUSALS:
-                self._fail(request, PlanError(f"{MAX_REFUSALS} plans in a row have failed"))
+                self.fail(request, PlanError(f"{MAX_REFUSALS} plans in a row have failed"))
         elif self.requests.get(plan.request_id) is request:
             self.planner.note(request)
 

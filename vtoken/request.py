@@ -11,32 +11,43 @@ from vtoken.backends import Draft
 from vtoken.options import EvictionOptions
 from vtoken.plan import RelocationPlan, plan_digest
 from vtoken.policy import TokenView, checked_scores, choose_victims, protected_mask
+from vtoken.signals import SignalStore, measures_for
 from vtoken.table import TokenTable
 
 Int32s = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.bool_]
+Scores = npt.NDArray[np.float64]
 
 
 @dataclass
 class RequestTotals:
-    """What eviction did to a request over all its incarnations. Reported in ``usage``."""
+    """What eviction did to a request over all its incarnations. Reported in ``usage``.
+
+    Attributes:
+        scores_nan: times that a token was kept because its score was not a number.
+        policy_error: why its policy was switched off; empty while it runs.
+    """
 
     tokens_evicted: int = 0
     blocks_given_back: int = 0
     reclaims: int = 0
     preemptions: int = 0
+    scores_nan: int = 0
+    policy_error: str = ""
 
 
 class EvictingRequest:
     """State of one incarnation. A preempted request starts again as another incarnation.
 
     Attributes:
+        first_computed: tokens before it came from the prefix cache: their queries are unknown.
         prefill_end: length at which the tokens known at the start are computed; until then
             the policy runs after every chunk.
         next_tick: length at which the policy runs next.
         filled_at: length at which holes were last looked for.
-        refusals: plans in a row that a rank has refused or differed on.
-        failed: it only waits for the engine to end it: no more policy, no more plans.
+        refusals: orders in a row that a rank has refused or differed on.
+        is_over: no more policy, no more plans: its policy is switched off, or it only waits for
+            the engine to end it.
     """
 
     def __init__(
@@ -46,15 +57,23 @@ class EvictingRequest:
         self.incarnation = incarnation
         self.options = options
         self.policy = options.make_policy()
+        self.signals = SignalStore(self.policy.signals)
+        self.measures = measures_for(self.policy.signals)
         self.num_prompt_tokens = 0
+        self.first_computed = 0
         self.prefill_end = 0
         self.next_tick = 0
         self.filled_at = -1
         self.table = TokenTable(block_size)
         self.open_plan: RelocationPlan | None = None
         self.refusals = 0
-        self.failed = False
+        self.is_over = False
         self.totals = RequestTotals()
+
+    @property
+    def awaits_signals(self) -> bool:
+        """Whether its policy cannot judge all tokens known at the start yet."""
+        return bool(self.measures) and self.signals.observed < self.prefill_end
 
     def num_live(self, length: int) -> int:
         """Live tokens at ``length``: those that the table has not registered yet are live."""
@@ -64,7 +83,11 @@ class EvictingRequest:
         """Live tokens that the policy would evict if it ran at ``length``, protection aside."""
         if length < self.options.evict_after_tokens:
             return 0
-        return max(0, self.num_live(length) - self.options.live_target(length))
+        live = self.num_live(length)
+        wanted = live - self.options.live_target(length)
+        if self.measures:  # what was never measured stays
+            wanted = min(wanted, live - (length - self.signals.observed))
+        return max(0, wanted)
 
     def is_due(self, length: int) -> bool:
         return length >= self.next_tick or length <= self.prefill_end
@@ -76,11 +99,12 @@ class EvictingRequest:
             int32 ``[n]``, the text positions evicted by this call.
 
         Raises:
-            PolicyError: the policy's scores cannot be ranked; nothing was evicted.
+            PolicyError: the policy raised, or scored other tokens; nothing was evicted.
         """
         table = self.table
         table.sync_new_tokens(new_block_ids, length)
-        self.next_tick = length + self.options.tick_tokens
+        if not self.measures:  # else what matters is when it was measured last
+            self.next_tick = length + self.options.tick_tokens
         num_victims = self.excess(length)
         if not num_victims:
             return table.positions[:0]
@@ -89,7 +113,9 @@ class EvictingRequest:
         protected = protected_mask(
             view, self.options.sinks, self.options.recent, self.options.protect_prompt
         )
-        rows = choose_victims(view, checked_scores(self.policy, view), protected, num_victims)
+        if self.measures:
+            protected |= view.positions >= self.signals.observed
+        rows = choose_victims(view, self._scores(view), protected, num_victims)
         table.evict_indices(live[rows])
         self.totals.tokens_evicted += rows.size
         return view.positions[rows]
@@ -124,10 +150,18 @@ class EvictingRequest:
         if count:
             dead = np.flatnonzero(~kept)
             view = self._view(tokens[dead])
-            order = np.lexsort((view.positions, checked_scores(self.policy, view)))
+            order = np.lexsort((view.positions, self._scores(view)))
             fillers[dead[order[-count:]]] = True
         return fillers
 
     def _view(self, indices: npt.NDArray[np.int64]) -> TokenView:
         table = self.table
-        return TokenView(table.positions[indices], table.length, self.num_prompt_tokens)
+        positions = table.positions[indices]
+        budget = self.options.live_target(table.length)
+        signals = self.signals.of(positions) if self.measures else {}
+        return TokenView(positions, table.length, self.num_prompt_tokens, budget, signals)
+
+    def _scores(self, view: TokenView) -> Scores:
+        scores, num_nan = checked_scores(self.policy, view)
+        self.totals.scores_nan += num_nan
+        return scores

@@ -95,8 +95,8 @@ class Room:
             return
         request.filled_at = length
         if request.excess(length):
-            self.reclaimer.run_policy(request, length)
-        if request.failed:
+            self.reclaimer.policy_runs.run(request, length)
+        if request.is_over:
             return
         if request.open_plan is not None:
             self.reclaimer.abort(request, "hole_filling")
@@ -149,7 +149,7 @@ class Room:
         """Blocks that the request holds beyond what its policy would leave live; 0 less than
         ``wait`` tokens after the last look."""
         length = self.port.length(request.request_id)
-        if request.failed or length < request.filled_at + wait:
+        if request.is_over or length < request.filled_at + wait:
             return 0
         resident, live = length - request.table.shift, request.num_live(length)
         return (resident - live + request.excess(length)) // self.block_size

@@ -7,7 +7,6 @@ a collective an exception would hang them, so what does not fit becomes a vote w
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,38 +14,12 @@ import numpy.typing as npt
 from vtoken.errors import InvariantError, PlanError
 from vtoken.hole_filling import HoleFilling, check_filling, filling_digest
 from vtoken.plan import RelocationPlan, StepOrders, Vote, plan_digest
+from vtoken.ports import CopyEngine, ScoreProbe
+from vtoken.signals import Observation, Probe
 from vtoken.table import TokenTable
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
-
-
-class CopyEngine(Protocol):
-    """Moves K/V of all layers. ``start`` must order the copies after the forward just issued."""
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks of the pool that it copies in, vLLM's null block 0 included."""
-        ...
-
-    def start(self, plans: Sequence[RelocationPlan]) -> None: ...
-
-    def is_done(self, plan_id: int) -> bool:
-        """Whether every byte of the plan has arrived (never blocks)."""
-        ...
-
-    def wait(self, plan_id: int) -> None:
-        """Order everything issued from now on after the plan's copy (a no-op if it was never
-        started), then forget the plan."""
-        ...
-
-    def move(self, sources: Int64s, destinations: Int64s) -> None:
-        """Copy slots to slots now, before anything issued later; the two sets are disjoint."""
-        ...
-
-    def num_wrong_tokens(self, sources: Int64s, destinations: Int64s) -> int:
-        """Slots among the destinations whose bytes differ from those of their source (I1)."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -71,7 +44,12 @@ class Shard:
     Args:
         row_of: current row of a request in this rank's own runner, or None if it has none.
         check: verify I1 and I2 (``VTOKEN_CHECK=1``).
+
+    Attributes:
+        probe: None if no policy of this replica may ask for signals.
     """
+
+    probe: ScoreProbe | None = None
 
     def __init__(
         self,
@@ -96,12 +74,17 @@ class Shard:
         return table.shift if table is not None else 0
 
     def start(self, request_id: str, incarnation: int) -> None:
-        self.tables.pop(request_id, None)
+        self.stop(request_id)
         self.incarnations[request_id] = incarnation
+        if self.probe is not None:
+            self.probe.start(request_id)
 
     def stop(self, request_id: str) -> None:
+        """The request has no row here any more: finished, or preempted."""
         self.tables.pop(request_id, None)
         self.incarnations.pop(request_id, None)
+        if self.probe is not None:
+            self.probe.stop(request_id)
 
     def settle(self, orders: StepOrders) -> list[Splice]:
         """COMMITs and ABORTs of a step: first of all, also on steps without tokens.
@@ -152,6 +135,30 @@ class Shard:
                 reason = f"I1: {wrong} moved tokens differ from their sources" if wrong else ""
                 votes.append(Vote(plan_id, self.rank, digest, not wrong, not wrong, reason))
         return votes
+
+    def observe(self, probes: Sequence[Probe]) -> list[Observation]:
+        """PROBEs of a step, after its forward was issued. What does not fit is answered with a
+        reason.
+
+        Raises:
+            InvariantError: this rank was started without a probe.
+        """
+        if probes and self.probe is None:
+            raise InvariantError(f"rank {self.rank} is asked for signals and has no score probe")
+        answers, targets = [], []
+        for probe in probes:
+            try:
+                table = self._table(probe.request_id, probe.incarnation, probe.epoch, probe.length)
+            except PlanError as error:
+                nothing = np.empty(0, np.int32)
+                empty = np.empty((len(probe.measures), 0), np.float32)
+                answers.append(Observation(probe, nothing, empty, str(error)))
+                continue
+            targets.append((probe, table.slots(), table.positions.copy()))
+        if targets and self.probe is not None:
+            measured = zip(targets, self.probe.measure(targets), strict=True)
+            answers += [Observation(probe, where, v) for (probe, _, where), v in measured]
+        return answers
 
     def fill(self, plans: Sequence[HoleFilling]) -> list[Splice]:
         """Reclaims in place of a step: after the splices of ``settle``, before its forward.

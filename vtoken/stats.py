@@ -16,6 +16,8 @@ class ReclaimStats:
     holes_filled: int = 0  # reclaims in place
     tokens_moved: int = 0
     blocks_given_back: int = 0
+    scores_nan: int = 0  # tokens kept because their score was not a number
+    policies_disabled: int = 0  # of requests that went on without theirs
 
     def commit(self, plan: RelocationPlan, gain: int) -> None:
         self.plans_committed += 1

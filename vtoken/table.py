@@ -63,6 +63,11 @@ class TokenTable:
         """Row index of the last block that holds a token (-1: none). It is in no plan."""
         return (self.resident - 1) // self.block_size
 
+    def slots(self) -> Int64s:
+        """int64 ``[resident]``: the slot of each index."""
+        starts = np.array(self.block_ids, np.int64) * self.block_size
+        return (starts[:, None] + np.arange(self.block_size)).reshape(-1)[: self.resident]
+
     @property
     def fragmentation(self) -> float:
         """F of this request: 1 - live tokens / capacity of its row (paper, equation 1)."""

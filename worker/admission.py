@@ -45,11 +45,16 @@ class Admission:
 
     def add(self, request: Request, options: EvictionOptions) -> None:
         """Register an evicting request."""
-        longest = request.num_prompt_tokens + request.max_tokens
-        full_tokens = min(longest, self.scheduler.max_model_len)
-        self._footprints[request.request_id] = footprint_of(
-            options, request.num_prompt_tokens, full_tokens, self.block_size
-        )
+        prompt, full = request.num_prompt_tokens, self._full_tokens(request)
+        depth = self.scheduler.depth
+        footprint = footprint_of(options, prompt, full, self.block_size, depth)
+        self._footprints[request.request_id] = footprint
+
+    def book_in_full(self, request: Request) -> None:
+        """From now on nothing is reclaimed from it: it will hold all that it has not given back."""
+        shift = self.scheduler.block_manager.shift.get(request.request_id, 0)
+        full = blocks_for(self._full_tokens(request) - shift, self.block_size)
+        self._footprints[request.request_id] = Footprint(0, 0, full, full, full)
 
     def remove(self, request_id: str) -> None:
         self._footprints.pop(request_id, None)
@@ -119,7 +124,14 @@ class Admission:
                 full += max(0, footprint.full - len(row))
         return Demand(capped, full)
 
+    def _full_tokens(self, request: Request) -> int:
+        longest: int = request.num_prompt_tokens + request.max_tokens
+        return min(longest, self.scheduler.max_model_len)
+
     def _cap(self, request: Request, num_shared: int) -> int:
-        prefills = request.num_computed_tokens < request.num_tokens - 1
         footprint = self._footprints[request.request_id]
+        evicting = self.scheduler.reclaimer.requests.get(request.request_id)
+        if evicting is not None and evicting.awaits_signals:
+            return footprint.cap(evicting.prefill_end, num_shared)
+        prefills = request.num_computed_tokens < request.num_tokens - 1
         return footprint.cap(request.num_tokens if prefills else 0, num_shared)

@@ -59,7 +59,8 @@ def check_config(config: VllmConfig) -> None:
                 f"`scheduler_cls` to {SCHEDULER}"
             )
         return
-    replica_options(config)
+    if replica_options(config).probes and not current_platform.is_cpu():
+        raise UnsupportedError("`probe`: policies that look at attention or keys run on CPUs only")
     if vllm_version.split("+")[0] != SUPPORTED_VLLM:
         raise UnsupportedError(f"vLLM {vllm_version} is not supported: install {SUPPORTED_VLLM}")
     for option, wrong, way_out in _config_rules(config):

@@ -17,9 +17,11 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vtoken.copy_cpu import CpuCopyEngine
 from vtoken.errors import UnsupportedError
 from vtoken.plan import StepReport
+from vtoken.probe_cpu import CpuProbe
 from vtoken.shard import Shard, Splice
 from worker.compat import check_layers, replica_options
 from worker.cpu_layout import learn_layout
+from worker.cpu_probe import make_cpu_probe
 from worker.invariants import checks_enabled
 from worker.step_report import after_forward, attach, before_forward
 
@@ -44,6 +46,10 @@ class VTokenCPUModelRunner(CPUModelRunner):
         options = replica_options(self.vllm_config)
         engine = CpuCopyEngine(caches, *layout)
         self.shard = Shard(0, spec.block_size, engine, self._row_of, checks_enabled(options))
+        self._probe: CpuProbe | None = None
+        if options.probes:
+            num_rows = self.scheduler_config.max_num_seqs
+            self.shard.probe = self._probe = make_cpu_probe(layers, engine, options, num_rows)
         self._report: StepReport | None = None
         self._wrap_slot_mapping()
 
@@ -91,8 +97,11 @@ class VTokenCPUModelRunner(CPUModelRunner):
         ) -> None:
             self.num_hook_calls += 1
             shifts = self._shifts(num_reqs)
+            lengths = (query_start_loc[1:] - query_start_loc[:-1]).long()
+            if self._probe is not None:
+                request_ids = self.input_batch.req_ids[:num_reqs]
+                self._probe.begin_step(request_ids, lengths, positions)
             if shifts is not None:
-                lengths = (query_start_loc[1:] - query_start_loc[:-1]).long()
                 positions = positions - torch.repeat_interleave(
                     shifts, lengths, output_size=positions.shape[0]
                 )

@@ -42,6 +42,7 @@ class VTokenScheduler(AsyncScheduler):
         self.depth = vllm_config.max_concurrent_batches
         (self.block_manager,) = self.kv_cache_manager.coordinator.single_type_managers
         self.eviction: dict[str, EvictionOptions] = {}
+        self.disabled: set[str] = set()  # requests that go on without their policy
         self.admission = Admission(self)
         port = PoolPort(self.block_manager, self._length_of, self.admission.growth_blocks)
         self.reclaimer = Reclaimer(self.replica_options, self.block_size, 1, port)
@@ -82,12 +83,14 @@ class VTokenScheduler(AsyncScheduler):
         reclaimer.begin_step(self.current_step + 1, self.admission.begin_step())
         output = super().schedule(throttle_prefills)
         for data in output.scheduled_new_reqs:
-            self._start(data.req_id)
+            self._start(data.req_id, output)
         for request_id in output.scheduled_cached_reqs.resumed_req_ids:
-            self._start(request_id)
+            self._start(request_id, output)
         orders = reclaimer.end_step(self.admission.blocked)
         while reclaimer.failed:
             self._fail(reclaimer.failed.pop())
+        while reclaimer.policy_runs.disabled:
+            self._disable(reclaimer.policy_runs.disabled.pop())
         if orders:
             output.vtoken = orders
         used = reclaimer.port.num_blocks() - reclaimer.port.num_free()
@@ -102,8 +105,8 @@ class VTokenScheduler(AsyncScheduler):
         report = getattr(model_runner_output, "vtoken", None)
         if report is not None:
             self.reclaimer.report(report)
-        elif (orders := getattr(scheduler_output, "vtoken", None)) and orders.prepares:
-            raise InvariantError("the worker did not answer a PREPARE: its hooks do not run")
+        elif (orders := getattr(scheduler_output, "vtoken", None)) and orders.wants_answer():
+            raise InvariantError("the worker did not answer an order: its hooks do not run")
         return super().update_from_output(scheduler_output, model_runner_output)
 
     def _reserve_prefill_lookahead(
@@ -119,12 +122,15 @@ class VTokenScheduler(AsyncScheduler):
         self.admission.blocked = True
         self.num_preemptions += 1
         super()._preempt_request(request, *args, **kwargs)
+        if request.request_id in self.disabled:
+            self.admission.book_in_full(request)  # what it had given back it needs again
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
         summary = finished_request(self, request)
         kv_params, ec_params = super()._free_request(request, delay_free_blocks)
         self.reclaimer.forget(request.request_id)
         self.admission.remove(request.request_id)
+        self.disabled.discard(request.request_id)
         del self.eviction[request.request_id]
         return {**(kv_params or {}), "vtoken": summary}, ec_params
 
@@ -139,15 +145,27 @@ class VTokenScheduler(AsyncScheduler):
 
     # -- ours ----------------------------------------------------------------------------------
 
-    def _start(self, request_id: str) -> None:
+    def _start(self, request_id: str, output: SchedulerOutput) -> None:
         options = self.eviction[request_id]
-        if options.evicts:
+        if options.evicts and request_id not in self.disabled:
             request = self.requests[request_id]
-            self.reclaimer.start(request_id, options, request.num_prompt_tokens, request.num_tokens)
+            num_hits = request.num_computed_tokens - output.num_scheduled_tokens[request_id]
+            span = range(num_hits, request.num_tokens)
+            self.reclaimer.start(request_id, options, request.num_prompt_tokens, span)
 
     def _fail(self, request_id: str) -> None:
         # vLLM ends the requests of this set with FINISHED_ERROR at its next output, visibly.
         self.grammar_compile_error_reqs.add(request_id)
+
+    def _disable(self, request_id: str) -> None:
+        """A request goes on at full length. If that finds no room, it is the first to be preempted:
+        the others were admitted by what they hold."""
+        request = self.requests[request_id]
+        self.disabled.add(request_id)
+        self.admission.book_in_full(request)
+        if request in self.running:
+            self.running.remove(request)
+            self.running.append(request)
 
     def _cause_of(self, request_id: str) -> str:
         status = self.requests[request_id].status

@@ -24,6 +24,8 @@ def finished_request(scheduler: "VTokenScheduler", request: Request) -> dict[str
     capacity = held * scheduler.block_size
     return {
         "policy": scheduler.eviction[request_id].policy,
+        "policy_error": totals.policy_error if totals else "",
+        "scores_nan": totals.scores_nan if totals else 0,
         "tokens_evicted": totals.tokens_evicted if totals else 0,
         "tokens_live": live,
         "blocks_held": held,
@@ -60,6 +62,8 @@ def replica_status(scheduler: "VTokenScheduler") -> dict[str, Any]:
         "tokens_moved": stats.tokens_moved,
         "bytes_moved": stats.tokens_moved * scheduler.bytes_per_token,
         "blocks_given_back": stats.blocks_given_back,
+        "scores_nan": stats.scores_nan,
+        "policies_disabled": stats.policies_disabled,
         "peak_blocks_used": scheduler.peak_blocks_used,
         "requests_running": len(scheduler.running),
         "requests_waiting": len(scheduler.waiting),

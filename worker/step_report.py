@@ -11,6 +11,7 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
 from vtoken.plan import NO_ORDERS, StepOrders, StepReport, Vote
 from vtoken.shard import Shard, Splice
+from vtoken.signals import Observation
 
 
 def orders_of(scheduler_output: SchedulerOutput) -> StepOrders:
@@ -32,14 +33,18 @@ def before_forward(
         splice(change)
     for request_id in scheduler_output.finished_req_ids:
         shard.stop(request_id)
+    for request_id in scheduler_output.preempted_req_ids or ():
+        shard.stop(request_id)
     for request_id, incarnation in orders.started.items():
         shard.start(request_id, incarnation)
 
 
 def after_forward(shard: Shard, scheduler_output: SchedulerOutput) -> StepReport | None:
-    """Start the copies, whose sources the forward may have written, and vote."""
-    prepared = shard.prepare(orders_of(scheduler_output).prepares)
-    return report_of(prepared + shard.copied())
+    """Measure, start the copies, whose sources the forward may have written, and vote."""
+    orders = orders_of(scheduler_output)
+    observations = shard.observe(orders.probes)
+    prepared = shard.prepare(orders.prepares)
+    return report_of(prepared + shard.copied(), observations)
 
 
 class ReportingOutput(AsyncModelRunnerOutput):
@@ -65,6 +70,9 @@ def attach(output: Any, report: StepReport | None) -> Any:
     return output
 
 
-def report_of(votes: list[Vote]) -> StepReport | None:
+def report_of(votes: list[Vote], observations: list[Observation]) -> StepReport | None:
     """The last vote of each plan: where a copy ends with the forward, PREPARED is in COPIED."""
-    return StepReport(tuple({vote.plan_id: vote for vote in votes}.values())) if votes else None
+    if not votes and not observations:
+        return None
+    last = {vote.plan_id: vote for vote in votes}
+    return StepReport(tuple(last.values()), tuple(observations))

@@ -37,7 +37,9 @@ OUR_ARGUMENTS = {
     "scheduler_cls": SCHEDULER,
     "worker_cls": CPU_WORKER,
     "async_scheduling": True,
-    "additional_config": {"vtoken": {"policy": "keep_all", "reclaim": "eager", "theta_f": 0.1}},
+    "additional_config": {
+        "vtoken": {"policy": "keep_all", "reclaim": "eager", "theta_f": 0.1, "probe": True}
+    },
 }
 EVICTION = {
     "vtoken.budget_tokens": 96,

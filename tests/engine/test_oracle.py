@@ -48,10 +48,10 @@ def one_position_left(case: Case) -> Case:
     return case.believing([replace(first, positions=first.positions[1:]), *others])
 
 
-RUNS = [("random", False), ("streaming_llm", False), ("random", True)]
+RUNS = [("random", False), ("streaming_llm", False), ("random", True), ("h2o", False)]
 
 
-@pytest.fixture(scope="module", params=RUNS, ids=["random", "streaming_llm", "in place"])
+@pytest.fixture(scope="module", params=RUNS, ids=["random", "streaming_llm", "in place", "h2o"])
 def cases(
     request: pytest.FixtureRequest,
     start_engine: Start,

@@ -6,12 +6,12 @@ to make, so that tests can show that the harness sees it.
 
 import pickle
 from enum import Enum, auto
-from typing import Any
 
 import numpy as np
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 
+from harness.fake_probe import FakeProbe
 from harness.oracle import Oracle, chain
 from harness.streams import FakeCopyEngine, Memory, OrderViolation, Streams
 from vtoken.plan import NO_ORDERS, StepOrders, StepReport
@@ -41,6 +41,7 @@ class FakeWorker:
         self.engine = FakeCopyEngine(self.memory, self.streams)
         self.oracle = Oracle(block_size)
         self.shard = Shard(0, block_size, self.engine, self._row_of, check=True)
+        self.shard.probe = self.probe = FakeProbe(self.memory)
         self.rows: dict[str, list[int]] = {}
         self.tokens: dict[str, list[int]] = {}
 
@@ -68,8 +69,10 @@ class FakeWorker:
             self._apply(self.shard.fill(orders.fillings), self.rows)
         early = self.fault is Fault.COPY_BEFORE_FORWARD
         self.engine.after_main = before if early else self.streams.main
+        observations = self.shard.observe(orders.probes)
         votes = self.shard.prepare(orders.prepares) + self.shard.copied()
-        return self._answer(output, sampled, votes)
+        last = {vote.plan_id: vote for vote in votes}
+        return self._answer(output, sampled, StepReport(tuple(last.values()), tuple(observations)))
 
     def _forget_waits(self, orders: StepOrders) -> None:
         if self.fault is Fault.COMMIT_WITHOUT_WAIT:
@@ -90,6 +93,8 @@ class FakeWorker:
             self.oracle.end(request_id)
             self.rows.pop(request_id, None)
             self.tokens.pop(request_id, None)
+        for request_id in output.preempted_req_ids or ():
+            self.shard.stop(request_id)
         for request_id, incarnation in orders.started.items():
             self.shard.start(request_id, incarnation)
         for new in output.scheduled_new_reqs:
@@ -135,15 +140,15 @@ class FakeWorker:
         return tokens[-1:]
 
     def _answer(
-        self, output: SchedulerOutput, sampled: list[list[int]], votes: list[Any]
+        self, output: SchedulerOutput, sampled: list[list[int]], report: StepReport
     ) -> ModelRunnerOutput:
         ids = list(output.num_scheduled_tokens)
-        if not ids and not votes:
+        if not ids and report == StepReport():
             return EMPTY_MODEL_RUNNER_OUTPUT
         index = {request_id: i for i, request_id in enumerate(ids)}
         answer = ModelRunnerOutput(req_ids=ids, req_id_to_index=index, sampled_token_ids=sampled)
-        if votes:
-            answer.vtoken = StepReport(tuple({vote.plan_id: vote for vote in votes}.values()))
+        if report != StepReport():
+            answer.vtoken = report
         return answer
 
     def _row_of(self, request_id: str) -> list[int] | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from harness.fake_probe import FakeProbe
 from harness.shadow import Shadow
 from harness.streams import FakeCopyEngine, Memory, Streams
 from vtoken.plan import StepOrders, StepReport
@@ -35,6 +36,7 @@ class Rank:
         self.streams = Streams(num_blocks)
         self.engine = FakeCopyEngine(self.memory, self.streams)
         self.shard = Shard(number, block_size, self.engine, self._row_of, check=True)
+        self.shard.probe = FakeProbe(self.memory)
         self.rows: dict[str, list[int]] = {}
         self.reports: deque[StepReport] = deque()
         self.refuses = self.garbles = self.lies = self._prepares = False
@@ -61,6 +63,7 @@ class Rank:
         for request_id, grown in growth.items():
             self._forward(request_id, grown, texts[request_id])
         self.engine.after_main = self.streams.main
+        observations = tuple(self.shard.observe(orders.probes))
         self._prepares = True
         prepared, copied = self.shard.prepare(orders.prepares), self.shard.copied()
         self._prepares = False
@@ -70,7 +73,7 @@ class Rank:
         if self.lies and votes:
             self.lies = False
             votes = {i: replace(vote, digest=vote.digest ^ 1) for i, vote in votes.items()}
-        self.reports.append(StepReport(tuple(votes.values())))
+        self.reports.append(StepReport(tuple(votes.values()), observations))
 
     def _forward(self, request_id: str, grown: Growth, text: Shadow) -> None:
         """Check every resident token, then write the new ones behind them."""

@@ -20,10 +20,12 @@ REPLICA = st.builds(
     low_water=st.sampled_from([0.05, 0.6]),
     batch_blocks=st.sampled_from([2, 64]),
     backend=st.sampled_from(["lazy_compaction"] * 5 + ["hole_filling", "whole_blocks"]),
+    probe=st.just(True),
+    probe_queries=st.just(4),
 )
 EVICTION = st.builds(
     EvictionOptions,
-    policy=st.sampled_from(["random", "random", "streaming_llm"]),
+    policy=st.sampled_from(["random", "random", "streaming_llm", "h2o"]),
     seed=st.integers(0, 9),
     budget_tokens=st.sampled_from([4, 8, 12]),
     tick_tokens=st.sampled_from([1, 4, 8]),

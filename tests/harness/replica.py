@@ -89,7 +89,8 @@ def make_scheduler(setting: Setting) -> VTokenScheduler:
     config.cache_config.enable_prefix_caching = setting.caching
     config.scheduler_config = copy.copy(config.scheduler_config)
     config.scheduler_config.policy = "priority" if setting.priority else "fcfs"
-    ours = {"check": True, "min_chunk_tokens": BLOCK_SIZE}  # short texts, still in chunks
+    # Short texts, still in chunks.
+    ours = {"check": True, "min_chunk_tokens": BLOCK_SIZE, "probe": True, "probe_queries": 8}
     config.additional_config = {"vtoken": ours | setting.vtoken}
     spec = FullAttentionSpec(BLOCK_SIZE, num_kv_heads=2, head_size=32, dtype=torch.float32)
     scheduler = VTokenScheduler(

@@ -14,6 +14,7 @@ from harness.traffic import run_traffic
 ENOUGH = {
     "commits": 300,
     "fillings": 300,
+    "measured": 1000,
     "plans hole_filling": 20,
     "plans preempted": 5,
     "plans finished": 20,

@@ -2,15 +2,13 @@
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 
 from harness.oracle import ContentViolation
 from harness.replica import BLOCK_SIZE, Replica, prompt
 from harness.scenes import KEEP_HALF, LONG_CHUNKS, aborts, open_plan, step_until, with_open_plan
 from vtoken.errors import InvariantError
-from vtoken.policy import TokenView
-from vtoken.reclaimer import MAX_REFUSALS
+from vtoken.policy_runs import MAX_REFUSALS
 
 Make = Callable[..., Replica]
 
@@ -47,35 +45,24 @@ def test_a_shard_with_another_table_is_found_out_before_any_row_changes(make: Ma
     assert aborts(replica) == {"diverged": 1}
 
 
-class FailingPolicy:
-    """One that a user might have written."""
-
-    num_protected = 0
-
-    def score(self, view: TokenView) -> np.ndarray:
-        return np.full(view.positions.size, np.nan)
-
-
-def test_a_failing_policy_ends_its_own_request_and_aborts_its_plan(make: Make) -> None:
+def test_measurements_that_fail_again_and_again_end_their_request_alone(make: Make) -> None:
     replica = make(num_blocks=40)
-    with_open_plan(replica)
+    replica.arrive(prompt(0, 260), 160, **(KEEP_HALF | {"policy": "h2o", "tick_tokens": 1}))
     replica.arrive(prompt(1, 260), 160, **KEEP_HALF)
-    replica.scheduler.reclaimer.requests["r1"].policy = FailingPolicy()
-    step_until(replica, lambda: "r1" not in replica.scheduler.requests, lag=9)
-    assert aborts(replica) == {"finished": 1}
+    step_until(replica, lambda: "r1" in replica.worker.shard.incarnations)
+    replica.worker.shard.incarnations["r1"] += 1
+    step_until(replica, lambda: "r1" not in replica.scheduler.requests)
     assert list(replica.scheduler.requests) == ["r2"]
+    assert replica.scheduler.reclaimer.stats.policies_disabled == 0
 
 
-def test_a_policy_that_fails_while_a_plan_is_made_takes_no_block(make: Make) -> None:
-    replica = make(vtoken={"reclaim": "pressure"}, num_blocks=40)
-    replica.arrive(prompt(0, 260), 160, **(KEEP_HALF | {"keep_ratio": 0.6}))
-    step_until(replica, lambda: replica.counts["steps"] == 20)
-    request = replica.scheduler.reclaimer.requests["r1"]
-    assert request.open_plan is None
-    request.policy = FailingPolicy()
-    replica.scheduler.reclaimer.reclaim_now()
-    step_until(replica, lambda: not replica.scheduler.requests)
-    assert replica.scheduler.reclaimer.stats.plans_prepared == 0
+def test_a_worker_without_a_probe_is_an_error(make: Make) -> None:
+    replica = make(num_blocks=40)
+    replica.worker.shard.probe = None
+    replica.healthy = False
+    replica.arrive(prompt(0, 260), 160, **(KEEP_HALF | {"policy": "h2o"}))
+    with pytest.raises(InvariantError, match="has no score probe"):
+        replica.schedule()
 
 
 def test_a_lost_report_keeps_a_plan_open_until_its_request_ends(make: Make) -> None:

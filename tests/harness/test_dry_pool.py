@@ -24,13 +24,14 @@ LIMITS = [
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("limits", LIMITS, ids=str)
 @pytest.mark.parametrize("backend", ["lazy_compaction", "hole_filling"])
+@pytest.mark.parametrize("policy", ["random", "h2o"])
 def test_who_was_admitted_by_its_cap_is_never_preempted(
-    depth: int, limits: dict[str, float], backend: str
+    depth: int, limits: dict[str, float], backend: str, policy: str
 ) -> None:
     """Copies are late all the time, policies would rarely run, and texts share their heads."""
     vtoken = {"reclaim": "pressure", "low_water": 0, "headroom": 0, "backend": backend}
     replica = Replica(Setting(depth=depth, num_blocks=34, stops=False, vtoken=vtoken))
-    options = {"policy": "random", "sinks": 0, "evict_after_tokens": 0, "recent": 1} | limits
+    options = {"policy": policy, "sinks": 0, "evict_after_tokens": 0, "recent": 1} | limits
     most = 0
     for i in range(24):
         replica.arrive(prompt(i % 3, 40 + 61 * i % 300), 40 + 29 * i % 150, **options)
@@ -41,6 +42,22 @@ def test_who_was_admitted_by_its_cap_is_never_preempted(
     replica.run_to_the_end()
     replica.check_clean()
     assert most >= 4 and replica.scheduler.reclaimer.stats.holes_filled >= 5
+    assert replica.scheduler.num_preemptions == 0
+    assert (replica.worker.probe.num_measured >= 24) == (policy == "h2o")
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_tokens_that_a_policy_cannot_judge_yet_are_counted(depth: int) -> None:
+    """Equal requests: all hold the most they ever do at the same time."""
+    vtoken = {"reclaim": "pressure", "low_water": 0, "headroom": 0}
+    replica = Replica(Setting(depth=depth, num_blocks=34, stops=False, vtoken=vtoken))
+    options = {"policy": "h2o", "budget_tokens": 40, "sinks": 0, "recent": 1}
+    options |= {"evict_after_tokens": 0, "tick_tokens": 250}
+    for i in range(12):
+        replica.arrive(prompt(i, 250), 240, **options)
+    replica.run_to_the_end()
+    replica.check_clean()
+    assert replica.scheduler.reclaimer.stats.blocks_given_back >= 12
     assert replica.scheduler.num_preemptions == 0
 
 

@@ -114,7 +114,8 @@ class TinyEngine:
         if request_id in growth:
             new = growth[request_id]
             growth[request_id] = Growth(True, shared + new.blocks, new.num_tokens)
-            self.reclaimer.start(request_id, self._options[request_id], end, end)
+            span = range(num_shared * SIZE, end)
+            self.reclaimer.start(request_id, self._options[request_id], end, span)
             self.totals["shared blocks"] += num_shared
 
     def _grow(self, request_id: str, chunk: int, growth: dict[str, Growth]) -> None:

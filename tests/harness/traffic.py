@@ -46,7 +46,7 @@ LIMITS = st.sampled_from(
 
 EVICTION = st.fixed_dictionaries(
     {
-        "policy": st.sampled_from(["random", "random", "streaming_llm"]),
+        "policy": st.sampled_from(["random", "random", "streaming_llm", "h2o", "key_norm"]),
         "seed": st.integers(0, 9),
         "tick_tokens": st.sampled_from([1, 4, 32]),
         "evict_after_tokens": st.sampled_from([0, 0, 0, 128]),
@@ -161,6 +161,7 @@ class Traffic(RuleBasedStateMachine):
         self.totals["commits"] += stats.plans_committed
         self.totals["fillings"] += stats.holes_filled
         self.totals["preemptions"] += replica.scheduler.num_preemptions
+        self.totals["measured"] += replica.worker.probe.num_measured
         self.totals["forwards checked"] += replica.worker.oracle.num_checked
         self.totals["tokens not seen"] += replica.worker.oracle.num_invisible
         for reason, count in stats.plans_aborted.items():

@@ -16,7 +16,7 @@ RANDOM = {"policy": "random", "budget_tokens": 64}
 
 REFUSED = [
     ({"polcy": "random"}, "`polcy` is not an option; known: .*policy"),
-    ({"policy": "h3o"}, "`policy`='h3o' is unknown; choose one of: keep_all, random"),
+    ({"policy": "h3o"}, "`policy`='h3o' is unknown; choose one of: h2o, keep_all"),
     ({"policy": 3}, "`policy`=3: .*string"),
     ({**RANDOM, "seed": -1}, "`seed`=-1: .*greater than or equal to 0"),
     ({**RANDOM, "seed": 2**63}, "`seed`=.*: .*less than"),
@@ -46,6 +46,13 @@ REFUSED_OF_A_REPLICA = [
     ({"batch_blocks": 1}, "`batch_blocks`=1: .*greater than or equal to 2"),
     ({"check": "perhaps"}, "`check`='perhaps': .*boolean"),
     ({"audit_dir": 7}, "`audit_dir`=7: .*string"),
+    ({"probe_layers": -1}, "`probe_layers`=-1: .*greater than or equal to 0"),
+    ({"probe_queries": 0}, "`probe_queries`=0: .*greater than or equal to 1"),
+    ({"head_reduction": "sum"}, "`head_reduction`='sum': .*'mean' or 'max'"),
+    (
+        {"policy": "h2o", "budget_tokens": 64, "probe": False},
+        "`policy`='h2o' looks at attention_mass, .* not measure: start it with `probe`=true",
+    ),
 ]
 
 
@@ -156,3 +163,26 @@ def test_every_percentage_of_a_round_length_is_exact(percent: int) -> None:
     options = EvictionOptions(policy="random", keep_ratio=percent / 100)
     assert options.live_target(100) == percent
     assert options.live_target(100_000) == percent * 1000
+
+
+@pytest.mark.parametrize(
+    ("raw", "probes"),
+    [
+        ({}, False),
+        (RANDOM, False),
+        ({"policy": "h2o", "budget_tokens": 64}, True),
+        ({"probe": True}, True),
+        (RANDOM | {"probe": True}, True),
+    ],
+)
+def test_a_replica_measures_if_its_policy_needs_it_or_it_is_told_to(
+    raw: dict[str, Any], probes: bool
+) -> None:
+    replica = parse_replica_options(raw)
+    assert replica.probes == probes
+    wanted = {"vtoken.policy": "tova", "vtoken.budget_tokens": 64}
+    if probes:
+        assert parse_request_options(wanted, replica).policy == "tova"
+    else:
+        with pytest.raises(OptionError, match=r"`vtoken.policy`='tova' looks at last_mass, which"):
+            parse_request_options(wanted, replica)

@@ -1,5 +1,8 @@
 """What every policy in the registry promises. A new one is found here by itself."""
 
+import inspect
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -8,13 +11,24 @@ from vtoken.options import EvictionOptions
 from vtoken.policies import POLICIES
 from vtoken.policy import TokenView
 from vtoken.request import EvictingRequest
+from vtoken.signals import Observation, Probe, Signal
 
 LENGTHS = [1, 2, 63, 64, 65, 1000, 100_000]
 EVICTING = sorted(set(POLICIES) - {"keep_all"})
+BLIND = [name for name in EVICTING if not POLICIES[name]().signals]
+SEEING = sorted(set(EVICTING) - set(BLIND))
+
+
+def observe(request: EvictingRequest, length: int, seed: int = 3) -> None:
+    """Measure its resident tokens: anything, the same for the same seed and length."""
+    probe = Probe("r", 1, request.table.epoch, length, 1, request.measures)
+    numbers = np.random.default_rng(seed).random((len(request.measures), length), np.float32)
+    positions = request.table.positions.copy()
+    request.signals.add(Observation(probe, positions, numbers[:, positions]))
 
 
 def ticked(policy: str, length: int, **options: object) -> EvictingRequest:
-    """A request of that length after one run of its policy."""
+    """A request of that length after one run of its policy, with signals if it wants any."""
     wanted = {
         "policy": policy,
         "budget_tokens": 64,
@@ -24,7 +38,9 @@ def ticked(policy: str, length: int, **options: object) -> EvictingRequest:
         **options,
     }
     request = make_request(0, **wanted)
-    request.tick(range(-(-length // SIZE)), length)
+    request.table.sync_new_tokens(range(-(-length // SIZE)), length)
+    observe(request, length)
+    request.tick((), length)
     return request
 
 
@@ -69,9 +85,12 @@ def test_scores_do_not_depend_on_the_order_of_the_view(policy: str, length: int)
     positions = np.arange(length, dtype=np.int32)
     order = np.random.default_rng(1).permutation(length)
     scorer = EvictionOptions(policy=policy, budget_tokens=1).make_policy()
-    scores = scorer.score(TokenView(positions, length, 5))
+    numbers = np.random.default_rng(2).random(length)
+    signals = {signal: numbers * (2 + i) for i, signal in enumerate(sorted(scorer.signals))}
+    scores = scorer.score(TokenView(positions, length, 5, 64, signals))
     assert scores.shape == (length,) and scores.dtype == np.float64
-    shuffled = scorer.score(TokenView(positions[order], length, 5))
+    mixed = {signal: values[order] for signal, values in signals.items()}
+    shuffled = scorer.score(TokenView(positions[order], length, 5, 64, mixed))
     assert np.array_equal(scores[order], shuffled)
 
 
@@ -80,16 +99,17 @@ def test_scores_do_not_depend_on_the_order_of_the_view(policy: str, length: int)
 def test_the_tokens_kept_are_those_scored_highest(policy: str, length: int) -> None:
     request = ticked(policy, length)
     positions = np.arange(length, dtype=np.int32)
-    scores = request.policy.score(TokenView(positions, length, 0))
+    signals = request.signals.of(positions)
+    scores = request.policy.score(TokenView(positions, length, 0, 64, signals))
     free = set(range(4, length - 8))
     dead = free - kept(request)
     alive = free & kept(request)
     assert not dead or not alive or max(scores[list(dead)]) <= min(scores[list(alive)])
 
 
-@pytest.mark.parametrize("policy", EVICTING)
+@pytest.mark.parametrize("policy", BLIND)
 def test_ticking_often_keeps_what_ticking_once_keeps(policy: str) -> None:
-    """No policy here looks at what it evicted before: the outcome depends on the length."""
+    """Policies without signals do not look at what they evicted before: only length counts."""
     often = ticked(policy, 16)
     for length in range(17, 401):
         new = [length // SIZE] if length % SIZE == 1 else []
@@ -107,7 +127,9 @@ def test_short_requests_are_never_evicted_from(policy: str) -> None:
 def test_a_protected_prompt_is_kept_whole(policy: str) -> None:
     request = make_request(0, policy=policy, protect_prompt=True, recent=8, evict_after_tokens=0)
     request.num_prompt_tokens = 100
-    request.tick(range(75), 300)
+    request.table.sync_new_tokens(range(75), 300)
+    observe(request, 300)
+    request.tick((), 300)
     assert kept(request) == {*range(100), *range(292, 300)}
 
 
@@ -123,6 +145,64 @@ def test_random_survivors_are_a_uniform_sample() -> None:
     ]
     # 52 survivors among 988 places, 494 of them in this half: mean 26, standard error 0.25.
     assert abs(np.mean(late) - 26) < 1
+
+
+@pytest.mark.parametrize("policy", SEEING)
+def test_what_was_never_measured_is_kept(policy: str) -> None:
+    """However small its signal of 0 may be, and although the budget is exceeded."""
+    request = ticked(policy, 100)
+    request.table.sync_new_tokens(range(25, 75), 300)
+    assert request.excess(300) == 64
+    request.tick((), 300)
+    assert kept(request) == {*range(4), *range(100, 300)}
+
+
+@pytest.mark.parametrize("policy", SEEING)
+def test_a_policy_without_a_measurement_evicts_nothing(policy: str) -> None:
+    request = make_request(200, policy=policy, recent=8, evict_after_tokens=0)
+    assert request.excess(200) == 0
+    assert request.tick((), 200).size == 0
+
+
+@pytest.mark.parametrize("policy", EVICTING)
+def test_a_file_has_at_most_50_lines_and_says_where_the_idea_is_from(policy: str) -> None:
+    factory = POLICIES[policy]
+    source = Path(inspect.getfile(factory)).read_text()
+    assert len(source.splitlines()) <= 50
+    assert "arXiv" in factory.__doc__ and "Knobs" in factory.__doc__
+
+
+def scores_of(policy: str, budget: int = 4, **signals: list[float]) -> list[float]:
+    """Scores of tokens 0, 1, 2, ... with these signals."""
+    arrays = {Signal(name): np.array(values) for name, values in signals.items()}
+    (size,) = {array.size for array in arrays.values()}
+    scorer = EvictionOptions(policy=policy, budget_tokens=budget).make_policy()
+    assert scorer.signals == set(arrays)
+    view = TokenView(np.arange(size, dtype=np.int32), size, 0, budget, arrays)
+    return scorer.score(view).tolist()
+
+
+def test_h2o_keeps_heavy_hitters_and_half_of_the_budget_of_latest_tokens() -> None:
+    scores = scores_of("h2o", attention_mass=[3.0, 9.0, 1.0, 0.5, 0.0, 0.0])
+    assert scores == [3.0, 9.0, 1.0, 0.5, np.inf, np.inf]
+
+
+def test_scissorhands_keeps_what_was_seldom_below_the_average() -> None:
+    assert scores_of("scissorhands", low_count=[0.0, 7.5, 3.0]) == [0.0, -7.5, -3.0]
+
+
+def test_tova_keeps_what_the_latest_query_looks_at() -> None:
+    assert scores_of("tova", last_mass=[0.5, 0.25, 0.25]) == [0.5, 0.25, 0.25]
+
+
+def test_snapkv_spreads_the_window_s_attention_over_neighbours() -> None:
+    scores = scores_of("snapkv", window_mass=[0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0])
+    assert np.allclose(scores, [0, 0.2, 0.2, 0.2, 0.2, 0.2, 0])
+
+
+def test_key_policies_keep_small_keys_and_keys_unlike_the_others() -> None:
+    assert scores_of("key_norm", key_norm=[2.0, 1.0]) == [-2.0, -1.0]
+    assert scores_of("key_diff", key_similarity=[0.9, -0.1]) == [-0.9, 0.1]
 
 
 def test_keep_all_evicts_nothing() -> None:

@@ -70,13 +70,15 @@ def test_protection_goes_by_position_not_by_place_in_the_view() -> None:
 
 
 def test_an_unknown_policy_names_the_known_ones() -> None:
-    with pytest.raises(OptionError, match="`policy`='h3o' is unknown; choose one of: keep_all, "):
+    with pytest.raises(
+        OptionError, match="`policy`='h3o' is unknown; choose one of: h2o, keep_all, "
+    ):
         make_policy("h3o", seed=0, sinks=4)
 
 
 @pytest.mark.parametrize(
     ("scores", "reason"),
-    [(np.zeros(3), "scored"), (np.zeros((4, 1)), "scored"), (np.array([0, 1, np.nan, 2]), "not a")],
+    [(np.zeros(3), "scored"), (np.zeros((4, 1)), "scored")],
 )
 def test_scores_that_cannot_be_ranked_are_refused(scores: np.ndarray, reason: str) -> None:
     class Broken:
@@ -125,4 +127,27 @@ def test_infinite_scores_can_be_ranked() -> None:
         def score(self, view: TokenView) -> np.ndarray:
             return np.array([np.inf, 0.0])
 
-    assert checked_scores(Extreme(), view_of([0, 1])).tolist() == [np.inf, 0.0]
+    scores, num_nan = checked_scores(Extreme(), view_of([0, 1]))
+    assert (scores.tolist(), num_nan) == ([np.inf, 0.0], 0)
+
+
+def test_a_score_that_is_not_a_number_keeps_the_token_and_is_counted() -> None:
+    class Unsure:
+        num_protected = 0
+
+        def score(self, view: TokenView) -> np.ndarray:
+            return np.array([2.0, np.nan, -np.inf, np.nan])
+
+    scores, num_nan = checked_scores(Unsure(), view_of([0, 1, 2, 3]))
+    assert (scores.tolist(), num_nan) == ([2.0, np.inf, -np.inf, np.inf], 2)
+
+
+def test_a_policy_that_needs_an_unknown_signal_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Curious:
+        signals = frozenset({"value_norm"})
+
+        def __init__(self, seed: int, sinks: int) -> None: ...
+
+    monkeypatch.setitem(POLICIES, "curious", Curious)
+    with pytest.raises(OptionError, match=r"`policy`='curious' needs signals \['value_norm'\]"):
+        make_policy("curious", seed=0, sinks=4)

@@ -3,7 +3,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vtoken.policy import Scores, TokenView
+from vtoken.policy import Scores, Signal, TokenView
 
 
 @dataclass(frozen=True)
@@ -12,6 +12,7 @@ class KeepAll:
 
     seed: int = 0
     sinks: int = 0
+    signals = frozenset[Signal]()
 
     @property
     def num_protected(self) -> int:

@@ -4,7 +4,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from vtoken.policy import Scores, TokenView
+from vtoken.policy import Scores, Signal, TokenView
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Random:
 
     seed: int = 0
     sinks: int = 0
+    signals = frozenset[Signal]()
 
     @property
     def num_protected(self) -> int:

@@ -3,7 +3,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vtoken.policy import Scores, TokenView
+from vtoken.policy import Scores, Signal, TokenView
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,7 @@ class StreamingLLM:
 
     seed: int = 0
     sinks: int = 4
+    signals = frozenset[Signal]()
 
     @property
     def num_protected(self) -> int:

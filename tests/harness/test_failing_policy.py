@@ -1,0 +1,124 @@
+"""A policy that fails is switched off for its request, which goes on at full length."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.replica import BLOCK_SIZE, Replica, prompt
+from harness.scenes import KEEP_HALF, open_plan, step_until, with_open_plan
+from vtoken.policy import TokenView
+
+Make = Callable[..., Replica]
+
+
+class Raising:
+    """One that a user might have written."""
+
+    num_protected = 0
+    signals = frozenset[str]()
+
+    def score(self, view: TokenView) -> np.ndarray:
+        raise KeyError("layer 7")
+
+
+class Unsure(Raising):
+    def score(self, view: TokenView) -> np.ndarray:
+        return np.full(view.positions.size, np.nan)
+
+
+def break_policy(replica: Replica, request_id: str = "r1") -> None:
+    replica.scheduler.reclaimer.requests[request_id].policy = Raising()
+
+
+@pytest.fixture
+def summaries(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
+    """What the engine reports of each finished request."""
+    found = {}
+    free = Replica.__init__.__globals__["VTokenScheduler"]._free_request
+
+    def watch(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        kv_params, ec_params = free(self, request, *args, **kwargs)
+        found[request.request_id] = kv_params["vtoken"]
+        return kv_params, ec_params
+
+    monkeypatch.setattr("worker.scheduler.VTokenScheduler._free_request", watch)
+    return found
+
+
+def test_it_goes_on_to_its_end_and_says_so(make: Make, summaries: dict[str, Any]) -> None:
+    replica = make(num_blocks=40)
+    with_open_plan(replica)
+    replica.arrive(prompt(1, 260), 160, **KEEP_HALF)
+    break_policy(replica)
+    step_until(replica, lambda: replica.scheduler.reclaimer.stats.policies_disabled)
+    evicted = replica.scheduler.reclaimer.totals["r1"].tokens_evicted
+    replica.run_to_the_end()
+    assert replica.counts["finished"] == 2
+    assert "KeyError('layer 7')" in summaries["r1"]["policy_error"]
+    assert summaries["r1"]["tokens_evicted"] == evicted
+    assert summaries["r2"]["policy_error"] == ""
+    assert summaries["r2"]["tokens_evicted"] > evicted
+
+
+def test_its_open_plan_is_carried_out(make: Make) -> None:
+    """What has been decided stands; the policy is not asked again."""
+    replica = make(num_blocks=40)
+    with_open_plan(replica)
+    break_policy(replica)
+    step_until(replica, lambda: replica.scheduler.reclaimer.stats.policies_disabled, lag=9)
+    step_until(replica, lambda: open_plan(replica) is None)
+    assert replica.scheduler.reclaimer.stats.plans_committed >= 1
+    replica.run_to_the_end()
+
+
+def test_one_that_fails_while_a_plan_is_made_takes_no_block(make: Make) -> None:
+    replica = make(vtoken={"reclaim": "pressure"}, num_blocks=40)
+    replica.arrive(prompt(0, 260), 160, **(KEEP_HALF | {"keep_ratio": 0.6}))
+    step_until(replica, lambda: replica.counts["steps"] == 20)
+    assert open_plan(replica) is None
+    break_policy(replica)
+    replica.scheduler.reclaimer.reclaim_now()
+    replica.run_to_the_end()
+    assert replica.scheduler.reclaimer.stats.policies_disabled == 1
+    assert replica.scheduler.reclaimer.stats.plans_prepared == 0
+    assert replica.counts["finished"] == 1
+
+
+def test_it_is_booked_at_full_length_and_is_the_first_to_be_preempted(
+    make: Make, summaries: dict[str, Any]
+) -> None:
+    """Those admitted by their cap still find all that they were promised."""
+    replica = make(num_blocks=26, vtoken={"headroom": 0})
+    options = KEEP_HALF | {"policy": "streaming_llm", "budget_tokens": 64}
+    for i in range(5):
+        replica.arrive(prompt(i, 60), 400, **options)
+    step_until(replica, lambda: len(replica.scheduler.running) == 5)
+    break_policy(replica, "r2")
+    step_until(replica, lambda: replica.scheduler.reclaimer.stats.policies_disabled)
+    footprint = replica.scheduler.admission._footprints["r2"]
+    shift = replica.scheduler.block_manager.shift.get("r2", 0)
+    full = -(-460 // BLOCK_SIZE)
+    assert footprint.cap(0, 0) == footprint.full == full - shift // BLOCK_SIZE
+    replica.run_to_the_end()
+    assert replica.counts["finished"] == 5
+    preempted = {name for name, summary in summaries.items() if summary["preemptions"]}
+    assert preempted == {"r2"}
+    assert summaries["r2"]["policy_error"]
+    assert summaries["r2"]["policy"] == "streaming_llm"
+
+
+def test_scores_that_are_not_numbers_keep_their_tokens_and_are_counted(
+    make: Make, summaries: dict[str, Any]
+) -> None:
+    replica = make(num_blocks=40)
+    replica.arrive(prompt(0, 260), 60, **KEEP_HALF)
+    step_until(replica, lambda: "r1" in replica.scheduler.reclaimer.requests)
+    request = replica.scheduler.reclaimer.requests["r1"]
+    request.policy = Unsure()
+    live = request.num_live(replica.scheduler.requests["r1"].num_computed_tokens)
+    replica.run_to_the_end()
+    assert summaries["r1"]["tokens_live"] >= live
+    assert summaries["r1"]["scores_nan"] > 0 and summaries["r1"]["policy_error"] == ""
+    assert replica.scheduler.reclaimer.stats.scores_nan == summaries["r1"]["scores_nan"]

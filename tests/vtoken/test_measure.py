@@ -1,0 +1,131 @@
+"""What a probe measures, against explicit softmax in float64, token by token."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from vtoken.measure import Heads, measure_layer
+from vtoken.query_ring import QueryRing
+from vtoken.signals import Measure
+
+TOLERANCE = 1e-5
+
+
+def explicit(
+    query: np.ndarray, key: np.ndarray, positions: list[int], heads: Heads
+) -> dict[Measure, list[float]]:
+    """The definition, in loops. ``query [Q, H, D]``, ``key [N, K, D]``, float64."""
+    num_queries, num_heads, _ = query.shape
+    group, newest = num_heads // key.shape[1], max(positions)
+    mass = np.zeros((num_heads, num_queries, len(positions)))
+    low = np.zeros_like(mass)
+    for q in range(num_queries):
+        asked = newest - (num_queries - 1 - q)
+        seen = [n for n, p in enumerate(positions) if p <= asked]
+        for h in range(num_heads):
+            logits = [float(query[q, h] @ key[n, h // group]) * heads.scale for n in seen]
+            if heads.softcap:
+                logits = [heads.softcap * math.tanh(x / heads.softcap) for x in logits]
+            top = max(logits)
+            weights = [math.exp(x - top) for x in logits]
+            for n, weight in zip(seen, weights, strict=True):
+                share = weight / sum(weights)
+                mass[h, q, n] = share
+                low[h, q, n] = share < 1 / len(seen)
+    over_heads = np.max if heads.reduction == "max" else np.mean
+    unit = key / np.linalg.norm(key, axis=-1, keepdims=True)
+    anchor = unit.mean(0)
+    anchor /= np.linalg.norm(anchor, axis=-1, keepdims=True)
+    return {
+        Measure.MEAN_MASS: over_heads(mass.mean(1), axis=0).tolist(),
+        Measure.LAST_MASS: over_heads(mass[:, -1], axis=0).tolist(),
+        Measure.LOW_SHARE: low.mean((0, 1)).tolist(),
+        Measure.KEY_NORM: np.linalg.norm(key, axis=-1).mean(1).tolist(),
+        Measure.KEY_SIMILARITY: (unit * anchor).sum(-1).mean(1).tolist(),
+    }
+
+
+def positions_of(kind: str) -> list[int]:
+    """Resident tokens: all of them, or what is left after a reclaim, in the order of the row."""
+    if kind == "all":
+        return list(range(45))
+    left = [p for p in range(90) if p % 3 or p >= 80]
+    return left[20:] + left[:20] if kind == "shuffled" else left
+
+
+@pytest.mark.parametrize("group", [1, 4, 8])
+@pytest.mark.parametrize("num_queries", [1, 5, 32])
+@pytest.mark.parametrize("kind", ["all", "reclaimed", "shuffled"])
+@pytest.mark.parametrize(
+    "heads", [Heads(0.25), Heads(0.25, softcap=3.0), Heads(0.25, reduction="max")], ids=str
+)
+def test_measures_are_what_float64_says(
+    group: int, num_queries: int, kind: str, heads: Heads
+) -> None:
+    positions, random = positions_of(kind), np.random.default_rng(group)
+    query = random.normal(size=(num_queries, 2 * group, 16)).astype(np.float32)
+    key = random.normal(size=(len(positions), 2, 16)).astype(np.float32)
+    measured = measure_layer(
+        torch.from_numpy(query), torch.from_numpy(key), torch.tensor(positions), heads, [*Measure]
+    )
+    expected = explicit(query.astype(np.float64), key.astype(np.float64), positions, heads)
+    for measure, row in zip(Measure, measured.tolist(), strict=True):
+        assert np.allclose(row, expected[measure], rtol=TOLERANCE, atol=1e-7), measure
+
+
+def test_a_query_does_not_see_what_comes_after_it() -> None:
+    """A control for the mask: without it the masses of the first query would be other ones."""
+    random = np.random.default_rng(0)
+    query = torch.from_numpy(random.normal(size=(3, 1, 8)).astype(np.float32))
+    key = torch.from_numpy(random.normal(size=(3, 1, 8)).astype(np.float32))
+    masked = measure_layer(query, key, torch.tensor([0, 1, 2]), Heads(1.0), [Measure.MEAN_MASS])
+    (row,) = torch.softmax(query[:, 0] @ key[:, 0].T, -1).mean(0, keepdim=True)
+    assert not torch.allclose(masked[0], row)
+
+
+def test_measures_come_in_the_order_asked_for() -> None:
+    random = np.random.default_rng(0)
+    query = torch.from_numpy(random.normal(size=(2, 2, 8)).astype(np.float32))
+    key = torch.from_numpy(random.normal(size=(9, 2, 8)).astype(np.float32))
+    where, heads = torch.arange(9), Heads(1.0)
+    both = measure_layer(query, key, where, heads, [Measure.KEY_NORM, Measure.LAST_MASS])
+    last = measure_layer(query, key, where, heads, [Measure.LAST_MASS])
+    assert both.shape == (2, 9) and torch.equal(both[1], last[0])
+
+
+@pytest.mark.parametrize("window", [1, 4, 16])
+def test_the_ring_holds_the_latest_queries_of_each_request(window: int) -> None:
+    random = np.random.default_rng(window)
+    shape = (2, 3, window, 1, 1)
+    ring = QueryRing(shape, torch.float32, torch.device("cpu"))
+    texts: dict[int, list[float]] = {row: [] for row in range(3)}
+    for _ in range(30):
+        rows, positions, last, queries = [], [], [], []
+        for row in random.permutation(3)[: random.integers(1, 4)].tolist():
+            new = int(random.choice([1, 1, 1, 7, 20]))
+            start = len(texts[row])
+            texts[row] += (values := random.random(new).tolist())
+            rows += [row] * new
+            positions += range(start, start + new)
+            last += [start + new - 1] * new
+            queries += values
+        step: Any = [torch.tensor(values) for values in (rows, positions, last)]
+        ring.begin_step(*step)
+        for layer in (0, 1):
+            ring.record(layer, (layer + 1) * torch.tensor(queries)[:, None, None])
+        for row, text in texts.items():
+            count = min(window, len(text))
+            for layer in (0, 1):
+                found = ring.read(layer, row, len(text), count)[:, 0, 0]
+                expected = (layer + 1) * torch.tensor(text[len(text) - count :])
+                assert torch.equal(found, expected.float())
+
+
+def test_a_request_without_a_row_leaves_no_trace() -> None:
+    ring = QueryRing((1, 2, 4, 1, 1), torch.float32, torch.device("cpu"))
+    ring.begin_step(torch.tensor([-1, -1, 1]), torch.tensor([0, 1, 0]), torch.tensor([1, 1, 0]))
+    ring.record(0, torch.tensor([7.0, 7.0, 5.0])[:, None, None])
+    assert ring._queries.flatten().tolist() == [0, 0, 0, 0, 5, 0, 0, 0]

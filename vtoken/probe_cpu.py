@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Score probe for K/V tensors in host memory: measures when it is asked to.
+
+Shape letters: T tokens of a step, N resident tokens, K KV heads, H query heads, D head size.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from vtoken.measure import Heads, measure_layer
+from vtoken.query_ring import QueryRing
+from vtoken.signals import Floats, Probe
+
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+
+
+class CpuProbe:
+    """Keeps the latest queries of up to ``num_rows`` requests and measures what they see.
+
+    Args:
+        ring: with as many layers as ``heads`` and ``num_rows`` rows.
+        keys_of: (probed layer, slots int64 ``[N]``) -> keys ``[N, K, D]``.
+        heads: of each probed layer.
+    """
+
+    def __init__(
+        self,
+        ring: QueryRing,
+        keys_of: Callable[[int, Int64s], torch.Tensor],
+        heads: Sequence[Heads],
+        num_rows: int,
+    ) -> None:
+        self.ring = ring
+        self.keys_of = keys_of
+        self.heads = heads
+        self._rows: dict[str, int] = {}
+        self._free = list(range(num_rows))
+
+    def start(self, request_id: str) -> None:
+        if request_id not in self._rows:
+            self._rows[request_id] = self._free.pop()
+
+    def stop(self, request_id: str) -> None:
+        row = self._rows.pop(request_id, None)
+        if row is not None:
+            self._free.append(row)
+
+    def begin_step(
+        self, request_ids: Sequence[str], counts: torch.Tensor, positions_T: torch.Tensor
+    ) -> None:
+        """Say whose tokens the next forward computes.
+
+        Args:
+            counts: int64 ``[requests]``, tokens of each; their positions follow each other.
+        """
+        rows = torch.tensor([self._rows.get(request_id, -1) for request_id in request_ids])
+        ends = counts.cumsum(0)
+        last = positions_T[ends - 1]
+        per_token = torch.repeat_interleave(torch.stack([rows, last]), counts, dim=1)
+        self.ring.begin_step(per_token[0], positions_T, per_token[1])
+
+    def measure(self, targets: Sequence[tuple[Probe, Int64s, Int32s]]) -> list[Floats]:
+        """Measure requests whose forward has just run.
+
+        Args:
+            targets: (order, slots of the resident tokens, their text positions).
+
+        Returns:
+            For each float32 ``[measures, N]``, mean over the probed layers.
+        """
+        return [self._measure_one(*target) for target in targets]
+
+    def _measure_one(self, probe: Probe, slots: Int64s, positions: Int32s) -> Floats:
+        row, where = self._rows[probe.request_id], torch.from_numpy(positions.astype(np.int64))
+        total = torch.zeros(len(probe.measures), positions.size)
+        for layer, heads in enumerate(self.heads):
+            query = self.ring.read(layer, row, probe.length, probe.num_queries)
+            total += measure_layer(query, self.keys_of(layer, slots), where, heads, probe.measures)
+        measured: Floats = (total / len(self.heads)).numpy()
+        return measured
