@@ -46,12 +46,16 @@ class PolicyRuns:
         for request, length in self.ticks.take(step, self._length_of):
             self._visit(request, length, step)
 
-    def run(self, request: EvictingRequest, length: int) -> None:
-        """Mark the policy's victims dead, or switch the policy off if it fails."""
+    def run(self, request: EvictingRequest, length: int, short: bool = False) -> None:
+        """Mark the policy's victims dead, or switch the policy off if it fails.
+
+        Args:
+            short: blocks are short: what can go must go.
+        """
         new_blocks = self.port.row_from(request.request_id, len(request.table.block_ids))
         num_nan = request.totals.scores_nan
         try:
-            evicted = request.tick(new_blocks, length)
+            evicted = request.tick(new_blocks, length, short)
         except PolicyError as error:
             self.disable(request, error)
             return

@@ -80,20 +80,33 @@ class EvictingRequest:
         return self.table.num_live + length - self.table.length
 
     def excess(self, length: int) -> int:
-        """Live tokens that the policy would evict if it ran at ``length``, protection aside."""
+        """Live tokens that can go at ``length``, protection aside. What was never measured stays,
+        so of a policy with signals this is what it gives when blocks are short."""
         if length < self.options.evict_after_tokens:
             return 0
         live = self.num_live(length)
         wanted = live - self.options.live_target(length)
-        if self.measures:  # what was never measured stays
+        if self.measures:
             wanted = min(wanted, live - (length - self.signals.observed))
         return max(0, wanted)
+
+    def _surplus(self, length: int) -> int:
+        """Live tokens that were too many when the request was measured: newer ones would make it
+        give up more of the older ones than it ever meant to."""
+        known = self.signals.observed
+        if known < self.options.evict_after_tokens:
+            return 0
+        live = self.num_live(length) - (length - known)
+        return max(0, live - self.options.live_target(known))
 
     def is_due(self, length: int) -> bool:
         return length >= self.next_tick or length <= self.prefill_end
 
-    def tick(self, new_block_ids: Sequence[int], length: int) -> Int32s:
+    def tick(self, new_block_ids: Sequence[int], length: int, short: bool = False) -> Int32s:
         """Register new tokens, run the policy, mark its victims dead.
+
+        Args:
+            short: blocks are short: give up all that can go now.
 
         Returns:
             int32 ``[n]``, the text positions evicted by this call.
@@ -101,20 +114,19 @@ class EvictingRequest:
         Raises:
             PolicyError: the policy raised, or scored other tokens; nothing was evicted.
         """
-        table = self.table
+        table, as_measured = self.table, bool(self.measures) and not short
         table.sync_new_tokens(new_block_ids, length)
         if not self.measures:  # else what matters is when it was measured last
             self.next_tick = length + self.options.tick_tokens
-        num_victims = self.excess(length)
+        num_victims = self._surplus(length) if as_measured else self.excess(length)
         if not num_victims:
             return table.positions[:0]
-        live = np.flatnonzero(table.live)
-        view = self._view(live)
+        known = self.signals.observed if self.measures else length
+        live = np.flatnonzero(table.live & (table.positions < known))
+        view = self._view(live, known if as_measured else length)
         protected = protected_mask(
             view, self.options.sinks, self.options.recent, self.options.protect_prompt
         )
-        if self.measures:
-            protected |= view.positions >= self.signals.observed
         rows = choose_victims(view, self._scores(view), protected, num_victims)
         table.evict_indices(live[rows])
         self.totals.tokens_evicted += rows.size
@@ -149,17 +161,17 @@ class EvictingRequest:
         fillers = np.zeros_like(kept)
         if count:
             dead = np.flatnonzero(~kept)
-            view = self._view(tokens[dead])
+            view = self._view(tokens[dead], self.table.length)
             order = np.lexsort((view.positions, self._scores(view)))
             fillers[dead[order[-count:]]] = True
         return fillers
 
-    def _view(self, indices: npt.NDArray[np.int64]) -> TokenView:
-        table = self.table
-        positions = table.positions[indices]
-        budget = self.options.live_target(table.length)
+    def _view(self, indices: npt.NDArray[np.int64], length: int) -> TokenView:
+        """These tokens, as if the text ended at ``length``."""
+        positions = self.table.positions[indices]
+        budget = self.options.live_target(length)
         signals = self.signals.of(positions) if self.measures else {}
-        return TokenView(positions, table.length, self.num_prompt_tokens, budget, signals)
+        return TokenView(positions, length, self.num_prompt_tokens, budget, signals)
 
     def _scores(self, view: TokenView) -> Scores:
         scores, num_nan = checked_scores(self.policy, view)

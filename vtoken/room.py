@@ -95,7 +95,7 @@ class Room:
             return
         request.filled_at = length
         if request.excess(length):
-            self.reclaimer.policy_runs.run(request, length)
+            self.reclaimer.policy_runs.run(request, length, short=True)
         if request.is_over:
             return
         if request.open_plan is not None:

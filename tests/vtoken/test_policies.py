@@ -148,12 +148,22 @@ def test_random_survivors_are_a_uniform_sample() -> None:
 
 
 @pytest.mark.parametrize("policy", SEEING)
-def test_what_was_never_measured_is_kept(policy: str) -> None:
+def test_a_measurement_decides_about_the_moment_it_was_made(policy: str) -> None:
+    """Tokens that came since then stay, and cost no older one its place."""
+    request = make_request(0, policy=policy, sinks=4, recent=8, evict_after_tokens=0)
+    request.table.sync_new_tokens(range(25), 100)
+    observe(request, 100)
+    request.tick(range(25, 75), 300)
+    assert kept(request) == kept(ticked(policy, 100)) | {*range(100, 300)}
+
+
+@pytest.mark.parametrize("policy", SEEING)
+def test_when_blocks_are_short_all_but_what_was_never_measured_can_go(policy: str) -> None:
     """However small its signal of 0 may be, and although the budget is exceeded."""
     request = ticked(policy, 100)
     request.table.sync_new_tokens(range(25, 75), 300)
     assert request.excess(300) == 64
-    request.tick((), 300)
+    request.tick((), 300, short=True)
     assert kept(request) == {*range(4), *range(100, 300)}
 
 
