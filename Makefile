@@ -11,7 +11,7 @@ export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo serve test check test-gpu
+.PHONY: help demo serve test check kvpress test-gpu
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -29,6 +29,9 @@ check: $(STAMP) ## lint, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+kvpress: $(STAMP) ## compare what our policies keep with kvpress (an environment of its own)
+	scripts/kvpress.sh
 
 test-gpu: $(STAMP) ## run the tests that need a CUDA device (set up with VTOKEN_EXTRA=gpu)
 	$(BIN)/python -m pytest -m gpu $(ARGS)

@@ -12,14 +12,14 @@ CHUNK = 128  # tokens of a prompt a step: a policy that runs after each is close
 
 
 class QualityEngine:
-    """Float32, one text's tokens in chunks of ``CHUNK``, reclaiming as soon as a block is won.
+    """Float32, a text's tokens in chunks, reclaiming as soon as a block is won.
 
     Args:
         num_seqs: requests at once.
-        vtoken: replica options beside these.
+        chunk: tokens of a prompt a step.
     """
 
-    def __init__(self, model: Path, num_seqs: int, vtoken: dict[str, Any] | None = None) -> None:
+    def __init__(self, model: Path, num_seqs: int, chunk: int = CHUNK) -> None:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         from vllm import LLM
 
@@ -33,18 +33,25 @@ class QualityEngine:
             block_size=32,
             max_model_len=8192,
             max_num_seqs=num_seqs,
-            max_num_batched_tokens=CHUNK,
+            max_num_batched_tokens=chunk,
             num_gpu_blocks_override=1600,
             kv_cache_memory_bytes=3 * 2**30,
             enable_prefix_caching=True,
             scheduler_cls=SCHEDULER,
             worker_cls=worker_class(),
             async_scheduling=True,
-            additional_config={"vtoken": replica | (vtoken or {})},
+            additional_config={"vtoken": replica},
             disable_log_stats=True,
         )
         self.scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
         self.scheduler.reclaimer.audit.enabled = True
+
+    def probed_layers(self) -> Sequence[int]:
+        """Indices of the layers that the probe looks at."""
+        from worker.cpu_probe import spread
+
+        config = self.llm.llm_engine.vllm_config.model_config.hf_config
+        return spread(config.num_hidden_layers, self.scheduler.replica_options.probe_layers)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], eviction: Eviction, **sampling: Any
