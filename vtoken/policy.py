@@ -29,6 +29,7 @@ __all__ = [  # Scores and Signal too: a policy finds what it needs in one place
     "checked_scores",
     "choose_victims",
     "make_policy",
+    "policy_names",
     "protected_mask",
 ]
 
@@ -70,6 +71,13 @@ class Policy(Protocol):
         ...
 
 
+def policy_names() -> list[str]:
+    """Every policy that can be asked for: ours and those of entry points."""
+    from vtoken.policies import POLICIES
+
+    return sorted({*POLICIES, *(point.name for point in entry_points(group=POLICY_GROUP))})
+
+
 def make_policy(name: str, seed: int, sinks: int) -> Policy:
     """The policy called ``name``: one of ours, or an entry point of group ``vtoken.policies``.
 
@@ -83,7 +91,7 @@ def make_policy(name: str, seed: int, sinks: int) -> Policy:
         for point in entry_points(group=POLICY_GROUP, name=name):
             factory = point.load()
     if factory is None:
-        known = ", ".join(sorted(POLICIES))
+        known = ", ".join(policy_names())
         raise OptionError(f"`policy`={name!r} is unknown; choose one of: {known}")
     try:
         policy = factory(seed=seed, sinks=sinks)
