@@ -24,6 +24,10 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 250, 40, 5
 ARGUED = {
     "cluster/cli.py:serve": "each parameter is one option of the command line",
     "vtoken/copy_cuda.py:_copy_tokens": "a kernel takes scalars and constants one by one",
+    "vtoken/probe_kernels.py:place_kernel": "the same",
+    "vtoken/probe_kernels.py:_load_keys": "the same",
+    "vtoken/probe_kernels.py:attention_kernel": "the same, and two passes that share its state",
+    "vtoken/probe_kernels.py:key_kernel": "the same",
 }
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

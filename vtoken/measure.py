@@ -80,7 +80,9 @@ def _attention(
     asked_Q = newest - torch.arange(num_queries - 1, -1, -1, device=positions_N.device)
     visible_QN = positions_N[None, :] <= asked_Q[:, None]
     logits_HQN = logits.view(num_heads, num_queries, num_keys)
-    return logits_HQN.masked_fill(~visible_QN, float("-inf")).softmax(-1), visible_QN
+    weights_HQN = logits_HQN.masked_fill(~visible_QN, float("-inf")).softmax(-1)
+    # All that an old query saw may be gone.
+    return weights_HQN.masked_fill(~visible_QN.any(1)[:, None], 0), visible_QN
 
 
 def _reduce(values_HN: torch.Tensor, heads: Heads) -> torch.Tensor:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the core needs from its surroundings: block accounting, copies, measurements."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -91,7 +91,9 @@ class ScoreProbe(Protocol):
 
     def stop(self, request_id: str) -> None: ...
 
-    def measure(self, targets: Sequence[tuple[Probe, Int64s, Int32s]]) -> list[Floats]:
-        """For each (order, slots of the resident tokens, their text positions) float32
-        ``[measures, resident]``, after the forward just issued."""
+    def measure(
+        self, targets: Sequence[tuple[Probe, Int64s, Int32s]]
+    ) -> Callable[[], list[Floats]]:
+        """Measure behind the forward just issued. The result, when called, gives float32
+        ``[measures, resident]`` for each (order, slots of the resident tokens, their positions)."""
         ...

@@ -22,16 +22,15 @@ class CpuProbe:
     """Keeps the latest queries of up to ``num_rows`` requests and measures what they see.
 
     Args:
-        ring: with as many layers as ``heads`` and ``num_rows`` rows.
-        keys_of: (probed layer, slots int64 ``[N]``) -> keys ``[N, K, D]``.
-        heads: of each probed layer.
+        ring: with as many layers as ``keys_of`` and ``num_rows`` rows.
+        keys_of: for each probed layer slots int64 ``[N]`` -> keys ``[N, K, D]``.
     """
 
     def __init__(
         self,
         ring: QueryRing,
-        keys_of: Callable[[int, Int64s], torch.Tensor],
-        heads: Sequence[Heads],
+        keys_of: Sequence[Callable[[Int64s], torch.Tensor]],
+        heads: Heads,
         num_rows: int,
     ) -> None:
         self.ring = ring
@@ -63,8 +62,10 @@ class CpuProbe:
         per_token = torch.repeat_interleave(torch.stack([rows, last]), counts, dim=1)
         self.ring.begin_step(per_token[0], positions_T, per_token[1])
 
-    def measure(self, targets: Sequence[tuple[Probe, Int64s, Int32s]]) -> list[Floats]:
-        """Measure requests whose forward has just run.
+    def measure(
+        self, targets: Sequence[tuple[Probe, Int64s, Int32s]]
+    ) -> Callable[[], list[Floats]]:
+        """Measure requests whose forward has just run, now.
 
         Args:
             targets: (order, slots of the resident tokens, their text positions).
@@ -72,13 +73,14 @@ class CpuProbe:
         Returns:
             For each float32 ``[measures, N]``, mean over the probed layers.
         """
-        return [self._measure_one(*target) for target in targets]
+        measured = [self._measure_one(*target) for target in targets]
+        return lambda: measured
 
     def _measure_one(self, probe: Probe, slots: Int64s, positions: Int32s) -> Floats:
         row, where = self._rows[probe.request_id], torch.from_numpy(positions.astype(np.int64))
         total = torch.zeros(len(probe.measures), positions.size)
-        for layer, heads in enumerate(self.heads):
+        for layer, keys_of in enumerate(self.keys_of):
             query = self.ring.read(layer, row, probe.length, probe.num_queries)
-            total += measure_layer(query, self.keys_of(layer, slots), where, heads, probe.measures)
-        measured: Floats = (total / len(self.heads)).numpy()
+            total += measure_layer(query, keys_of(slots), where, self.heads, probe.measures)
+        measured: Floats = (total / len(self.keys_of)).numpy()
         return measured

@@ -136,29 +136,35 @@ class Shard:
                 votes.append(Vote(plan_id, self.rank, digest, not wrong, not wrong, reason))
         return votes
 
-    def observe(self, probes: Sequence[Probe]) -> list[Observation]:
-        """PROBEs of a step, after its forward was issued. What does not fit is answered with a
-        reason.
+    def observe(self, probes: Sequence[Probe]) -> Callable[[], list[Observation]]:
+        """PROBEs of a step, after its forward was issued; the result gives the answers. What does
+        not fit is answered with a reason.
 
         Raises:
             InvariantError: this rank was started without a probe.
         """
-        if probes and self.probe is None:
+        if not probes:
+            return list
+        if self.probe is None:
             raise InvariantError(f"rank {self.rank} is asked for signals and has no score probe")
-        answers, targets = [], []
+        refused, targets = [], []
         for probe in probes:
             try:
                 table = self._table(probe.request_id, probe.incarnation, probe.epoch, probe.length)
             except PlanError as error:
                 nothing = np.empty(0, np.int32)
                 empty = np.empty((len(probe.measures), 0), np.float32)
-                answers.append(Observation(probe, nothing, empty, str(error)))
+                refused.append(Observation(probe, nothing, empty, str(error)))
                 continue
             targets.append((probe, table.slots(), table.positions.copy()))
-        if targets and self.probe is not None:
-            measured = zip(targets, self.probe.measure(targets), strict=True)
-            answers += [Observation(probe, where, v) for (probe, _, where), v in measured]
-        return answers
+        measured = self.probe.measure(targets) if targets else list
+        return lambda: [
+            *refused,
+            *(
+                Observation(probe, positions, values)
+                for (probe, _, positions), values in zip(targets, measured(), strict=True)
+            ),
+        ]
 
     def fill(self, plans: Sequence[HoleFilling]) -> list[Splice]:
         """Reclaims in place of a step: after the splices of ``settle``, before its forward.

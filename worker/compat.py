@@ -59,8 +59,7 @@ def check_config(config: VllmConfig) -> None:
                 f"`scheduler_cls` to {SCHEDULER}"
             )
         return
-    if replica_options(config).probes and not current_platform.is_cpu():
-        raise UnsupportedError("`probe`: policies that look at attention or keys run on CPUs only")
+    replica_options(config)
     if vllm_version.split("+")[0] != SUPPORTED_VLLM:
         raise UnsupportedError(f"vLLM {vllm_version} is not supported: install {SUPPORTED_VLLM}")
     for option, wrong, way_out in _config_rules(config):

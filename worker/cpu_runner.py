@@ -6,6 +6,7 @@ slots are looked up at position - shift, attention length is length - shift, the
 Positions, sampling and everything else keep logical lengths.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,14 +17,14 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from vtoken.copy_cpu import CpuCopyEngine
 from vtoken.errors import UnsupportedError
-from vtoken.plan import StepReport
 from vtoken.probe_cpu import CpuProbe
+from vtoken.query_ring import QueryRing
 from vtoken.shard import Shard, Splice
 from worker.compat import check_layers, replica_options
 from worker.cpu_layout import learn_layout
-from worker.cpu_probe import make_cpu_probe
 from worker.invariants import checks_enabled
-from worker.step_report import after_forward, attach, before_forward
+from worker.probed_layers import ProbedLayers
+from worker.step_report import PendingReport, after_forward, attach, before_forward
 
 
 class VTokenCPUModelRunner(CPUModelRunner):
@@ -48,10 +49,18 @@ class VTokenCPUModelRunner(CPUModelRunner):
         self.shard = Shard(0, spec.block_size, engine, self._row_of, checks_enabled(options))
         self._probe: CpuProbe | None = None
         if options.probes:
-            num_rows = self.scheduler_config.max_num_seqs
-            self.shard.probe = self._probe = make_cpu_probe(layers, engine, options, num_rows)
-        self._report: StepReport | None = None
+            self.shard.probe = self._probe = self._make_probe(ProbedLayers(layers, options), engine)
+        self._report: PendingReport | None = None
         self._wrap_slot_mapping()
+
+    def _make_probe(self, probed: ProbedLayers, engine: CpuCopyEngine) -> CpuProbe:
+        num_rows = self.scheduler_config.max_num_seqs
+        window = replica_options(self.vllm_config).probe_queries
+        shape = len(probed.indices), num_rows, window, probed.num_heads, probed.head_size
+        ring = QueryRing(shape, self.dtype, torch.device("cpu"))
+        probed.watch(ring.record)
+        keys = [partial(engine.keys, index) for index in probed.indices]
+        return CpuProbe(ring, keys, probed.heads, num_rows)
 
     def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
         shard = self._shard()

@@ -20,11 +20,12 @@ from vllm.v1.worker.gpu.input_batch import InputBatch, prepare_pos_seq_lens
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
 from vtoken.copy_cuda import CudaCopyEngine
-from vtoken.plan import StepReport
+from vtoken.probe_cuda import CudaProbe, CudaQueryRing, RingSize
 from vtoken.shard import Shard, Splice
 from worker.compat import check_layers, replica_options
 from worker.invariants import checks_enabled
-from worker.step_report import after_forward, attach, before_forward, orders_of
+from worker.probed_layers import ProbedLayers
+from worker.step_report import PendingReport, after_forward, attach, before_forward, orders_of
 
 
 class VTokenGPUModelRunner(GPUModelRunner):
@@ -45,8 +46,14 @@ class VTokenGPUModelRunner(GPUModelRunner):
         self._prepared: Any = None
         self._rows: dict[str, list[int]] = {}
         self._spliced: list[str] = []
-        self._report: StepReport | None = None
+        self._report: PendingReport | None = None
         self._wrap_attention()
+        self._probed: ProbedLayers | None = None
+        options = replica_options(self.vllm_config)
+        if options.probes:  # now, so that the ring's memory is known when the cache is sized
+            layers = get_layers_from_vllm_config(self.vllm_config, Attention)
+            self._probed = ProbedLayers(layers, options)
+            self._ring = self._make_ring(self._probed, options.probe_queries)
 
     def initialize_kv_cache(
         self, kv_cache_config: Any, is_profiling: bool = False, *args: Any, **kwargs: Any
@@ -59,6 +66,23 @@ class VTokenGPUModelRunner(GPUModelRunner):
         checks = checks_enabled(replica_options(self.vllm_config))
         engine = CudaCopyEngine(self.kv_caches)
         self.shard = Shard(0, block_size, engine, self._row_of, checks)
+        if self._probed is not None:
+            caches = [self.kv_caches[index] for index in self._probed.indices]
+            heads, index_of = self._probed.heads, self.req_states.req_id_to_index
+            self.shard.probe = CudaProbe(self._ring, caches, heads, index_of.__getitem__)
+
+    def _make_ring(self, probed: ProbedLayers, window: int) -> CudaQueryRing:
+        size = RingSize(
+            len(probed.indices),
+            self.max_num_reqs,
+            window,
+            probed.num_heads,
+            probed.head_size,
+            self.max_num_tokens,
+        )
+        ring = CudaQueryRing(size, self.dtype, self.device)
+        probed.watch(ring.record)
+        return ring
 
     # -- a step --------------------------------------------------------------------------------
 
@@ -144,6 +168,13 @@ class VTokenGPUModelRunner(GPUModelRunner):
     ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
         """vLLM's own preparation on resident lengths. No host sync, no loop over requests."""
         self.num_hook_calls += 1
+        if self._probed is not None:
+            self._ring.begin_step(
+                input_batch.idx_mapping[: input_batch.num_reqs],
+                input_batch.query_start_loc,
+                input_batch.positions,
+                input_batch.num_tokens_after_padding,
+            )
         if not self._any_shift:  # indices are positions, and lengths are copied below
             return super().prepare_attn(input_batch)
         self._prepared = input_batch

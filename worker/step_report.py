@@ -4,6 +4,7 @@ attribute of the step's output."""
 
 from collections.abc import Callable
 from copy import copy
+from dataclasses import dataclass
 from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -39,40 +40,45 @@ def before_forward(
         shard.start(request_id, incarnation)
 
 
-def after_forward(shard: Shard, scheduler_output: SchedulerOutput) -> StepReport | None:
+@dataclass(frozen=True)
+class PendingReport:
+    """What a step has to say; its measurements may still be under way on the device."""
+
+    votes: list[Vote]
+    observe: Callable[[], list[Observation]]
+
+    def resolve(self) -> StepReport:
+        # The last vote of each plan: where a copy ends with the forward, PREPARED is in COPIED.
+        last = {vote.plan_id: vote for vote in self.votes}
+        return StepReport(tuple(last.values()), tuple(self.observe()))
+
+
+def after_forward(shard: Shard, scheduler_output: SchedulerOutput) -> PendingReport | None:
     """Measure, start the copies, whose sources the forward may have written, and vote."""
     orders = orders_of(scheduler_output)
-    observations = shard.observe(orders.probes)
-    prepared = shard.prepare(orders.prepares)
-    return report_of(prepared + shard.copied(), observations)
+    observe = shard.observe(orders.probes)
+    votes = shard.prepare(orders.prepares) + shard.copied()
+    return PendingReport(votes, observe) if votes or orders.probes else None
 
 
 class ReportingOutput(AsyncModelRunnerOutput):
     """An async output that carries the shard's report once it resolves."""
 
-    def __init__(self, inner: AsyncModelRunnerOutput, report: StepReport) -> None:
+    def __init__(self, inner: AsyncModelRunnerOutput, report: PendingReport) -> None:
         self.inner = inner
         self.report = report
 
     def get_output(self) -> ModelRunnerOutput:
         output = self.inner.get_output()
-        output.vtoken = self.report
+        output.vtoken = self.report.resolve()
         return output
 
 
-def attach(output: Any, report: StepReport | None) -> Any:
+def attach(output: Any, report: PendingReport | None) -> Any:
     if report is None:
         return output
     if isinstance(output, AsyncModelRunnerOutput):
         return ReportingOutput(output, report)
     output = copy(output)  # a step without tokens answers with a singleton shared by all
-    output.vtoken = report
+    output.vtoken = report.resolve()
     return output
-
-
-def report_of(votes: list[Vote], observations: list[Observation]) -> StepReport | None:
-    """The last vote of each plan: where a copy ends with the forward, PREPARED is in COPIED."""
-    if not votes and not observations:
-        return None
-    last = {vote.plan_id: vote for vote in votes}
-    return StepReport(tuple(last.values()), tuple(observations))

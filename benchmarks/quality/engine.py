@@ -48,7 +48,7 @@ class QualityEngine:
 
     def probed_layers(self) -> Sequence[int]:
         """Indices of the layers that the probe looks at."""
-        from worker.cpu_probe import spread
+        from worker.probed_layers import spread
 
         config = self.llm.llm_engine.vllm_config.model_config.hf_config
         return spread(config.num_hidden_layers, self.scheduler.replica_options.probe_layers)

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from vllm import SamplingParams
 
 from vtoken.signals import Measure, Observation
-from worker.cpu_probe import spread
+from worker.probed_layers import spread
 
 pytestmark = pytest.mark.engine
 

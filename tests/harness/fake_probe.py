@@ -1,6 +1,6 @@
 """A score probe without a model: what it measures are numbers made from positions."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,7 @@ class FakeProbe:
 
     def measure(
         self, targets: Sequence[tuple[Probe, npt.NDArray[np.int64], npt.NDArray[np.int32]]]
-    ) -> list[Floats]:
+    ) -> Callable[[], list[Floats]]:
         answers = []
         for probe, slots, positions in targets:
             assert probe.request_id in self.known
@@ -39,4 +39,4 @@ class FakeProbe:
             values = np.random.default_rng(probe.length).random((len(probe.measures), probe.length))
             answers.append(values[:, positions].astype(np.float32))
             self.num_measured += 1
-        return answers
+        return lambda: answers

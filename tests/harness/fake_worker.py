@@ -69,7 +69,7 @@ class FakeWorker:
             self._apply(self.shard.fill(orders.fillings), self.rows)
         early = self.fault is Fault.COPY_BEFORE_FORWARD
         self.engine.after_main = before if early else self.streams.main
-        observations = self.shard.observe(orders.probes)
+        observations = self.shard.observe(orders.probes)()
         votes = self.shard.prepare(orders.prepares) + self.shard.copied()
         last = {vote.plan_id: vote for vote in votes}
         return self._answer(output, sampled, StepReport(tuple(last.values()), tuple(observations)))

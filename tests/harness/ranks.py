@@ -63,7 +63,7 @@ class Rank:
         for request_id, grown in growth.items():
             self._forward(request_id, grown, texts[request_id])
         self.engine.after_main = self.streams.main
-        observations = tuple(self.shard.observe(orders.probes))
+        observations = tuple(self.shard.observe(orders.probes)())
         self._prepares = True
         prepared, copied = self.shard.prepare(orders.prepares), self.shard.copied()
         self._prepares = False
