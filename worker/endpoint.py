@@ -129,6 +129,12 @@ class StatusCollector(Collector):
             "vtoken_moved_tokens": ("Tokens moved", status["tokens_moved"]),
             "vtoken_moved_bytes": ("Bytes of K/V moved", status["bytes_moved"]),
             "vtoken_blocks_given_back": ("Blocks returned", status["blocks_given_back"]),
+            "vtoken_holes_filled": ("Reclaims in place", status["holes_filled"]),
+            "vtoken_scores_nan": ("Scores that were no number", status["scores_nan"]),
+            "vtoken_policies_disabled": (
+                "Requests whose policy failed",
+                status["policies_disabled"],
+            ),
         }
         return [
             plans,

@@ -123,7 +123,9 @@ def engine(model: Path, stock_tokens: list[list[int]]) -> Iterator[Engine]:
         async_scheduling=True,
         scheduler_cls=SCHEDULER,
         worker_cls=GPU_WORKER,
-        additional_config={"vtoken": {"reclaim": "eager", "theta_f": 0.1, "evict_after_tokens": 0}},
+        additional_config={
+            "vtoken": {"reclaim": "eager", "theta_f": 0.1, "evict_after_tokens": 0, "probe": True}
+        },
     )
     assert engine.scheduler.check and engine.runner.shard.check, "set VTOKEN_CHECK=1"
     yield engine
