@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command import short
 from benchmarks.shapes import write_model
 
 
@@ -116,3 +117,18 @@ def by_turns(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
         first = number % len(names)
         for name in (*names[first:], *names[:first]):
             yield number, name
+
+
+def measured_by_turns(
+    processes: Mapping[str, ArmProcess],
+    rounds: int,
+    function: Callable[..., Mapping[str, Any]],
+    job: Callable[[int], Sequence[Any]],
+) -> list[dict[str, Any]]:
+    """A row for each arm and round: ``function(engine, *job(round))``, shown as it comes."""
+    rows = []
+    for number, name in by_turns(list(processes), rounds):
+        row = processes[name].call(function, *job(number))
+        rows.append({"round": number, "arm": name, **row})
+        print(short(rows[-1]), flush=True)
+    return rows

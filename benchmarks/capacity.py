@@ -15,7 +15,7 @@ in one step and finish without a preemption.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.arms import Arm, ArmProcess, by_turns, side_by_side
+from benchmarks.arms import Arm, ArmProcess, by_turns, measured_by_turns, side_by_side
 from benchmarks.command import parser, publish, short
 from benchmarks.engine import Engine, Load, Watch
 from benchmarks.results import Part, once, spread
@@ -66,15 +66,12 @@ def arms_of_2048(names: Sequence[str], shape: str) -> list[Arm]:
 
 
 def measure_2048(names: Sequence[str], rounds: int, shape: str) -> list[dict[str, Any]]:
-    rows = []
     with side_by_side(arms_of_2048(names, shape)) as arms:
         for arm in arms.values():
             arm.call(run_load, Load(4, 512, 32))  # the first steps compile and allocate
-        for number, name in by_turns(names, rounds):
-            row = arms[name].call(run_load, Load(256, 1024, 1024, seed=number))
-            rows.append({"round": number, "arm": name, **row})
-            print(short(rows[-1]), flush=True)
-    return rows
+        return measured_by_turns(
+            arms, rounds, run_load, lambda number: [Load(256, 1024, 1024, seed=number)]
+        )
 
 
 def run_load(engine: Engine, load: Load) -> dict[str, Any]:

@@ -11,9 +11,9 @@ import multiprocessing
 import time
 from typing import Any
 
-from benchmarks.arms import Arm, by_turns, side_by_side
+from benchmarks.arms import Arm, measured_by_turns, side_by_side
 from benchmarks.capacity import BUDGET, SHAPE, engine_arguments, run_load
-from benchmarks.command import parser, publish, short
+from benchmarks.command import parser, publish
 from benchmarks.engine import Load
 from benchmarks.results import Part, spread
 
@@ -52,10 +52,10 @@ def main() -> None:
                 other.start()
                 assert ready.wait(timeout=60), "the other process does not run"
                 time.sleep(1)
-            for number, name in by_turns(list(processes), arguments.rounds):
-                row = processes[name].call(run_load, Load(*LOAD, seed=number))
-                rows.append({"round": number, "arm": name, "crowded": crowded, **row})
-                print(short(rows[-1]), flush=True)
+            found = measured_by_turns(
+                processes, arguments.rounds, run_load, lambda number: [Load(*LOAD, seed=number)]
+            )
+            rows += [{"crowded": crowded, **row} for row in found]
             if crowded:
                 assert other.is_alive(), "the other process has ended"
                 other.kill()

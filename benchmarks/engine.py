@@ -6,11 +6,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.arms import Arm
+from benchmarks.quality.texts import all_topics
+from benchmarks.shapes import is_real
 
 DEFAULTS: dict[str, Any] = {
     "load_format": "dummy",
@@ -49,6 +52,9 @@ class Engine:
 
     def __init__(self, arm: Arm, model: str) -> None:
         arguments = {"model": model, **DEFAULTS, **arm.engine}
+        self.real_text = all_topics(Path(model)) if is_real(arm.shape) else None
+        if self.real_text is not None:
+            arguments["load_format"] = "auto"
         if arm.options is None:
             os.environ["VLLM_PLUGINS"] = ""
         else:
@@ -132,7 +138,10 @@ class Engine:
         return str(request_id).rsplit("-", 1)[0]
 
     def text(self, number: int, length: int) -> list[int]:
-        """Token ids that differ from the first on for every number."""
+        """Token ids that differ from the first on for every number: text, if the model is real."""
+        if self.real_text is not None:
+            start = number * 7919 % (len(self.real_text) - length)
+            return self.real_text[start : start + length]
         return [(number * 1031 + i * 17) % (self.vocabulary - 10) for i in range(length)]
 
     def drain(self) -> None:

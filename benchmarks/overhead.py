@@ -2,23 +2,25 @@
 """What the hooks, the reclaims and the copies cost, and what shorter attention earns.
 
     python -m benchmarks.overhead hooks [--concurrency 16 48 256] [--rounds 5]
+    python -m benchmarks.overhead probe [--rounds 5]
     python -m benchmarks.overhead ample [--rounds 3]
     python -m benchmarks.overhead async [--rounds 3]
     python -m benchmarks.overhead copies
 
-hooks: stock vLLM against our engine with nothing evicted, closed loop of C requests. ample: memory
-for everything, 64 requests at a time of 1,024 + 1,024 tokens, budget 512. async: the same with many
-reclaims (theta_f 0.05), copies beside the forward against copies that the host waits for (the
-paper's Figure 11) and against reclaiming in place. copies: bandwidth of the copy
-engine on an idle device (bytes read and written) against a plain copy, and what a commit waits.
+hooks: stock vLLM against our engine with nothing evicted, closed loop of C requests. probe: the
+same at 48 with H2O, measured at each tick, and nothing evicted. ample: memory for everything, 64
+requests at a time of 1,024 + 1,024 tokens, budget 512. async: the same with many reclaims (theta_f
+0.05), copies beside the forward against copies that the host waits for (the paper's Figure 11) and
+against reclaiming in place. copies: bandwidth of the copy engine on an idle device (bytes read and
+written) against a plain copy, and what a commit waits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks.arms import Arm, by_turns, side_by_side
+from benchmarks.arms import Arm, measured_by_turns, side_by_side
 from benchmarks.capacity import BUDGET, SHAPE, engine_arguments, run_load
-from benchmarks.command import parser, publish, short
+from benchmarks.command import parser, publish
 from benchmarks.copies import measure_copies
 from benchmarks.engine import Engine, Load
 from benchmarks.results import Part, spread
@@ -31,16 +33,32 @@ ALL_MEMORY = 9000
 def measure_hooks(concurrencies: Sequence[int], rounds: int, shape: str) -> list[dict[str, Any]]:
     arguments = engine_arguments(13000, max_model_len=2048, max_num_seqs=256)
     arms = [Arm("stock", None, shape, arguments), Arm("vtoken", {}, shape, arguments)]
-    rows = []
+    rows: list[dict[str, Any]] = []
     with side_by_side(arms) as processes:
         for concurrency in concurrencies:
-            requests = LOADS[concurrency]
-            for number, name in by_turns(list(processes), rounds):
-                load = Load(requests, 256, 512, concurrency, seed=number)
-                row = processes[name].call(run_load, load)
-                rows.append({"concurrency": concurrency, "round": number, "arm": name, **row})
-                print(short(rows[-1]), flush=True)
+            found = measured_by_turns(processes, rounds, run_load, loads_of(concurrency))
+            rows += [{"concurrency": concurrency, **row} for row in found]
     return rows
+
+
+def loads_of(concurrency: int) -> Callable[[int], list[Load]]:
+    """A closed loop of so many requests, another text each round."""
+    return lambda number: [Load(LOADS[concurrency], 256, 512, concurrency, seed=number)]
+
+
+def measure_probe(rounds: int, shape: str) -> list[dict[str, Any]]:
+    arguments = engine_arguments(13000, max_model_len=2048, max_num_seqs=256)
+    looks = {"policy": "h2o", "keep_ratio": 1.0}  # measured at each tick, nothing evicted
+    arms = [Arm("stock", None, shape, arguments), Arm("h2o", looks, shape, arguments)]
+    with side_by_side(arms) as processes:
+        return measured_by_turns(processes, rounds, run_load, loads_of(48))
+
+
+def summary_of_probe(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    here = {(row["round"], row["arm"]): row["tokens_per_s"] for row in rows}
+    rounds = sorted({number for number, _ in here})
+    ratios = [here[i, "h2o"] / here[i, "stock"] for i in rounds]
+    return {"probe_throughput_ratio_c48": spread(ratios)}
 
 
 def summary_of_hooks(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
@@ -61,15 +79,12 @@ def measure_ample(rounds: int, shape: str) -> list[dict[str, Any]]:
         Arm("eager", BUDGET, shape, arguments),
         Arm("pressure", BUDGET | {"reclaim": "pressure"}, shape, arguments),
     ]
-    rows = []
     with side_by_side(arms) as processes:
         for arm in processes.values():
             arm.call(run_load, Load(4, 512, 32))
-        for number, name in by_turns(list(processes), rounds):
-            row = processes[name].call(run_load, Load(192, 1024, 1024, seed=number))
-            rows.append({"round": number, "arm": name, **row})
-            print(short(rows[-1]), flush=True)
-    return rows
+        return measured_by_turns(
+            processes, rounds, run_load, lambda number: [Load(192, 1024, 1024, seed=number)]
+        )
 
 
 def summary_of_ample(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
@@ -108,16 +123,13 @@ def measure_async(rounds: int, shape: str) -> list[dict[str, Any]]:
         Arm("sync", often, shape, arguments),
         Arm("in_place", often | {"backend": "hole_filling"}, shape, arguments),
     ]
-    rows = []
     with side_by_side(arms) as processes:
         processes["sync"].call(wait_for_copies)
         for arm in processes.values():
             arm.call(run_load, Load(4, 512, 32))
-        for number, name in by_turns(list(processes), rounds):
-            row = processes[name].call(run_load, Load(128, 1024, 1024, seed=number))
-            rows.append({"round": number, "arm": name, **row})
-            print(short(rows[-1]), flush=True)
-    return rows
+        return measured_by_turns(
+            processes, rounds, run_load, lambda number: [Load(128, 1024, 1024, seed=number)]
+        )
 
 
 def summary_of_async(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
@@ -131,7 +143,7 @@ def summary_of_async(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, floa
 
 def main() -> None:
     options = parser(__doc__, SHAPE, rounds=5)
-    options.add_argument("part", choices=["hooks", "ample", "async", "copies"])
+    options.add_argument("part", choices=["hooks", "probe", "ample", "async", "copies"])
     options.add_argument("--concurrency", type=int, nargs="*", choices=LOADS, default=list(LOADS))
     arguments = options.parse_args()
     part, rounds, shape = arguments.part, arguments.rounds, arguments.shape
@@ -139,6 +151,9 @@ def main() -> None:
         rows = measure_hooks(arguments.concurrency, rounds, shape)
         part = "-".join(["hooks", *map(str, arguments.concurrency)])
         summary = summary_of_hooks(rows)
+    elif part == "probe":
+        rows = measure_probe(rounds, shape)
+        summary = summary_of_probe(rows)
     elif part == "ample":
         rows = measure_ample(rounds, shape)
         summary = summary_of_ample(rows)

@@ -7,9 +7,9 @@
 times the throughput of full KV there (arXiv 2505.24133).
 """
 
-from benchmarks.arms import Arm, by_turns, side_by_side
+from benchmarks.arms import Arm, measured_by_turns, side_by_side
 from benchmarks.capacity import BUDGET, engine_arguments, run_load
-from benchmarks.command import parser, publish, short
+from benchmarks.command import parser, publish
 from benchmarks.engine import Load
 from benchmarks.results import Part, spread
 
@@ -22,14 +22,12 @@ def main() -> None:
         Arm("stock", None, arguments.shape, engine),
         Arm("vtoken", BUDGET, arguments.shape, engine),
     ]
-    rows = []
     with side_by_side(arms) as processes:
         for arm in processes.values():
             arm.call(run_load, Load(4, 512, 32))
-        for number, name in by_turns(list(processes), arguments.rounds):
-            row = processes[name].call(run_load, Load(256, 700, 1024, seed=number))
-            rows.append({"round": number, "arm": name, **row})
-            print(short(rows[-1]), flush=True)
+        rows = measured_by_turns(
+            processes, arguments.rounds, run_load, lambda i: [Load(256, 700, 1024, seed=i)]
+        )
     speed = {(row["round"], row["arm"]): row["tokens_per_s"] for row in rows}
     ratios = [speed[i, "vtoken"] / speed[i, "stock"] for i in range(arguments.rounds)]
     running = [row["max_running"] for row in rows if row["arm"] == "stock"]

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Model shapes with dummy weights: enough where memory and speed are measured, not content."""
+"""Model shapes with dummy weights: enough where memory and speed are measured, not content.
+
+Where a policy looks at attention, a shape is the folder of a real model instead.
+"""
 
 import json
 from pathlib import Path
@@ -47,8 +50,15 @@ TINY = LLAMA_3_1_8B | {
 SHAPES = {"llama-3.1-8b": LLAMA_3_1_8B, "mistral-7b-v0.3": MISTRAL_7B_V0_3, "tiny": TINY}
 
 
+def is_real(shape: str) -> bool:
+    """Whether this is the folder of a model with weights and a tokenizer."""
+    return Path(shape).is_dir()
+
+
 def write_model(shape: str, directory: Path) -> str:
-    """A folder that vLLM loads with ``load_format="dummy"``."""
+    """A folder that vLLM loads, with ``load_format="dummy"`` unless it is a real model's."""
+    if is_real(shape):
+        return shape
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(SHAPES[shape], indent=1))
     return str(directory)

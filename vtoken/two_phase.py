@@ -45,10 +45,6 @@ class TwoPhase:
             if vote.plan_id in self.open_plans:
                 self.open_plans[vote.plan_id].votes[vote.rank] = vote
 
-    def num_destinations(self) -> int:
-        """Blocks that open plans hold as destinations (I5)."""
-        return sum(o.plan.destination_blocks.size for o in self.open_plans.values())
-
     def gain(self) -> int:
         """Blocks that the open plans will give back if all are committed."""
         return sum(o.plan.gain for o in self.open_plans.values())

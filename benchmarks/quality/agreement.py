@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from benchmarks.command import publish
 from benchmarks.quality.engine import QualityEngine
 from benchmarks.quality.exact import Eviction
-from benchmarks.quality.texts import passages, tokenizer_of
+from benchmarks.quality.texts import passages
 from benchmarks.results import Part, spread
 from worker.model import default_model
 
@@ -55,7 +55,7 @@ def overlap(ours: set[int], theirs: set[int]) -> float:
 
 def compare(path: Path) -> None:
     table = pq.read_table(path)
-    texts = passages(tokenizer_of(default_model()), TEXTS, TOKENS)
+    texts = passages(default_model(), TEXTS, TOKENS)
     engine = QualityEngine(default_model(), num_seqs=1, chunk=TOKENS)
     layers = engine.probed_layers()
     rows: list[dict[str, Any]] = []
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("path", type=Path)
     arguments = parser.parse_args()
     if arguments.what == "texts":
-        texts = passages(tokenizer_of(default_model()), TEXTS, TOKENS)
+        texts = passages(default_model(), TEXTS, TOKENS)
         arguments.path.write_text(json.dumps(texts))
     else:
         compare(arguments.path)

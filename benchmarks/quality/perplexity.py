@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.command import short
 from benchmarks.quality.engine import CHUNK, QualityEngine
 from benchmarks.quality.exact import Eviction, ExactModel
-from benchmarks.quality.texts import tokenizer_of, windows
+from benchmarks.quality.texts import windows
 from benchmarks.results import once
 
 SIZE, SCORED = 4096, 2048
@@ -25,7 +25,7 @@ def run(
     model: Path, policies: Sequence[str], ratios: Sequence[float], count: int
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """(summary, rows)."""
-    texts = windows(tokenizer_of(model), count, SIZE)
+    texts = windows(model, count, SIZE)
     wanted = [Eviction(policy, ratio) for ratio in ratios for policy in policies]
     rows = []
     for row in _measure(model, texts, wanted):

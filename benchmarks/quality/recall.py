@@ -38,14 +38,14 @@ class Haystack:
     """Builds chats around needles; the same for the same number."""
 
     def __init__(self, model: Path) -> None:
-        self.tokenizer = tokenizer_of(model)
+        self.model, self.tokenizer = model, tokenizer_of(model)
 
     def chat(self, number: int, length: int, kind: str) -> tuple[list[int], str]:
         """(prompt tokens, the number that a right answer contains)."""
         draw = random.Random(f"{number} {length}")
         first, second = draw.sample(NEEDLES, 2)
         codes = [str(draw.randint(1000, 9999)) for _ in range(2)]
-        hay = passages(self.tokenizer, 32, length)[number % 32]
+        hay = passages(self.model, 32, length)[number % 32]
         pieces = sorted(draw.sample(range(1, 10), 2))
         cuts = [len(hay) * piece // 10 for piece in pieces]
         told = [needle[0].format(code) for needle, code in zip((first, second), codes, strict=True)]

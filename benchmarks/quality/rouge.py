@@ -18,7 +18,7 @@ import torch
 from benchmarks.command import short
 from benchmarks.quality.engine import QualityEngine
 from benchmarks.quality.exact import Eviction, ExactModel
-from benchmarks.quality.texts import passages, tokenizer_of
+from benchmarks.quality.texts import passages
 from benchmarks.results import once
 
 PROMPTS, PROMPT_TOKENS, TOKENS = 144, 256, 256
@@ -29,7 +29,7 @@ def run(
     model: Path, policies: Sequence[str], ratios: Sequence[float], count: int
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """(summary, rows)."""
-    prompts = passages(tokenizer_of(model), min(count, PROMPTS), PROMPT_TOKENS)
+    prompts = passages(model, min(count, PROMPTS), PROMPT_TOKENS)
     engine, exact = QualityEngine(model, num_seqs=16), ExactModel(model)
     full = _answers(engine, prompts, Eviction("keep_all", 1.0))
     references = [list(output.outputs[0].token_ids) for output in full]

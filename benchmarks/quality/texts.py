@@ -12,19 +12,24 @@ def tokenizer_of(model: Path) -> Any:
     return AutoTokenizer.from_pretrained(model)
 
 
-def windows(tokenizer: Any, count: int, size: int) -> list[list[int]]:
-    """``count`` windows of ``size`` tokens, one after the other, of the topics in sorted order."""
+def all_topics(model: Path) -> list[int]:
+    """Token ids of all topics, in sorted order, joined."""
     text = "\n\n".join(topics[name] for name in sorted(topics))
-    tokens = tokenizer(text)["input_ids"]
+    tokens: list[int] = tokenizer_of(model)(text)["input_ids"]
+    return tokens
+
+
+def windows(model: Path, count: int, size: int) -> list[list[int]]:
+    """``count`` windows of ``size`` tokens, one after the other."""
+    tokens = all_topics(model)
     if len(tokens) < count * size:
         raise ValueError(f"{len(tokens)} tokens of text, {count * size} wanted")
     return [tokens[i * size : (i + 1) * size] for i in range(count)]
 
 
-def passages(tokenizer: Any, count: int, size: int) -> list[list[int]]:
-    """``count`` different passages of ``size`` tokens, spread over the whole text."""
-    text = "\n\n".join(topics[name] for name in sorted(topics))
-    tokens = tokenizer(text)["input_ids"]
+def passages(model: Path, count: int, size: int) -> list[list[int]]:
+    """``count`` passages of ``size`` tokens that do not overlap, spread over the whole text."""
+    tokens = all_topics(model)
     step = (len(tokens) - size) // count
     if step < size:
         raise ValueError(f"{len(tokens)} tokens of text do not hold {count} passages of {size}")

@@ -79,7 +79,7 @@ def test_plans_may_be_closed_while_their_verdicts_are_read() -> None:
     two_phase.open(other)
     for each in (plan, other):
         two_phase.record(vote(each, 0))
-    assert two_phase.num_destinations() == 2
+    assert len(two_phase.open_plans) == 2
     for found in two_phase.verdicts():
         two_phase.close(found.plan.plan_id)
-    assert not two_phase.open_plans and two_phase.num_destinations() == 0
+    assert not two_phase.open_plans
