@@ -9,9 +9,6 @@ from dataclasses import dataclass
 
 from vtoken.options import EvictionOptions
 
-# Steps that a policy may run late, when those of many requests are due at once.
-LATE_TICKS = 16
-
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
@@ -88,24 +85,37 @@ class Footprint:
         return min(self.full, private + num_shared)
 
 
+@dataclass(frozen=True)
+class Lag:
+    """Steps until a policy knows what it decides on.
+
+    Attributes:
+        depth: outputs in flight: signals about a step arrive that many steps later.
+        late: steps that it may be asked too late, when many are due at once.
+    """
+
+    depth: int = 1
+    late: int = 0
+
+
 def footprint_of(
     options: EvictionOptions,
     num_prompt_tokens: int,
     full_tokens: int,
     block_size: int,
-    depth: int = 1,
+    lag: Lag = Lag(),
 ) -> Footprint:
-    """Args: depth: outputs in flight. Signals about a step arrive that many steps later."""
     live = worst_live(options, num_prompt_tokens, full_tokens)
     chunk = chunk_of(options, live, block_size)
     live_prefill = live
     # Half a tick more than must be, two blocks at most, so that a filling frees several blocks.
     slack = min(options.tick_tokens // 2, 2 * block_size)
     if options.make_policy().signals:
-        late, chunks = options.tick_tokens + depth + LATE_TICKS, depth * (chunk + 1)
-        live = worst_live(options, num_prompt_tokens, full_tokens, late)
+        unseen = options.tick_tokens + lag.depth + lag.late
+        chunks = lag.depth * (chunk + 1)
+        live = worst_live(options, num_prompt_tokens, full_tokens, unseen)
         live_prefill = worst_live(options, num_prompt_tokens, full_tokens, chunks)
-        slack = max(slack, depth)
+        slack = max(slack, lag.depth)
     return Footprint(
         live,
         chunk,

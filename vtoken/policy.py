@@ -104,8 +104,8 @@ def make_policy(name: str, seed: int, sinks: int) -> Policy:
     return policy
 
 
-def checked_scores(policy: Policy, view: TokenView) -> tuple[Scores, int]:
-    """The policy's scores of ``view``, and how many were not a number: those tokens are kept.
+def checked_scores(policy: Policy, view: TokenView) -> tuple[Scores, Mask]:
+    """The policy's scores of ``view``, and which were not a number: those tokens must stay.
 
     Raises:
         PolicyError: they are not one number per token, or the policy raised.
@@ -116,10 +116,8 @@ def checked_scores(policy: Policy, view: TokenView) -> tuple[Scores, int]:
         raise PolicyError(f"{policy} raised {error!r}") from error
     if scores.shape != view.positions.shape:
         raise PolicyError(f"{policy} scored {scores.shape}, not {view.positions.shape} tokens")
-    if not np.isnan(scores.sum()):  # the usual case, in one pass
-        return scores, 0
-    wrong = np.isnan(scores)
-    return np.where(wrong, np.inf, scores), int(wrong.sum())
+    unknown = np.isnan(scores)
+    return np.where(unknown, np.inf, scores), unknown
 
 
 def protected_mask(view: TokenView, sinks: int, recent: int, prompt: bool) -> Mask:

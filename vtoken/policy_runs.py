@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 # An order can fail by accident; a third one of the same request in a row is no accident.
 MAX_REFUSALS = 3
+# A request is looked at again after so many steps at the latest: one that has ended is let go.
+MAX_WAIT = 64
 
 
 class PolicyRuns:
@@ -27,6 +29,7 @@ class PolicyRuns:
 
     Attributes:
         disabled: requests whose policy has failed, for the engine to go on with at full length.
+        unbounded: requests that keep more than they should, for the engine to book in full.
     """
 
     def __init__(self, reclaimer: "Reclaimer") -> None:
@@ -34,6 +37,7 @@ class PolicyRuns:
         self.port = reclaimer.port
         self.ticks = TickQueue()
         self.disabled: list[str] = []
+        self.unbounded: list[str] = []
         self._probes: list[Probe] = []
         self._answered: list[EvictingRequest] = []
 
@@ -53,13 +57,15 @@ class PolicyRuns:
             short: blocks are short: what can go must go.
         """
         new_blocks = self.port.row_from(request.request_id, len(request.table.block_ids))
-        num_nan = request.totals.scores_nan
+        num_nan, exceeded = request.totals.scores_nan, request.exceeds_its_cap
         try:
             evicted = request.tick(new_blocks, length, short)
         except PolicyError as error:
             self.disable(request, error)
             return
         self.reclaimer.stats.scores_nan += request.totals.scores_nan - num_nan
+        if request.exceeds_its_cap and not exceeded:
+            self.unbounded.append(request.request_id)
         if evicted.size:
             self.reclaimer.audit.note(request, "evict", positions=evicted)
         self.reclaimer.planner.note(request)
@@ -104,7 +110,7 @@ class PolicyRuns:
             return
         # A decoding request grows by at most one token a step; a prefill may end any time.
         wait = 1 if length < request.prefill_end else max(1, request.next_tick - length)
-        self.ticks.add(request, step + wait)
+        self.ticks.add(request, step + min(wait, MAX_WAIT))
 
     def _ask(self, request: EvictingRequest, length: int) -> None:
         """Have a request measured in the step that is being decided."""

@@ -78,7 +78,7 @@ def attention_kernel(
 ):  # fmt: skip
     """One request, layer and query head: softmax in two passes over its resident keys."""
     about += tl.program_id(0) * 5
-    layer, head = tl.program_id(1), tl.program_id(2)
+    layer, head = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)  # times strides
     first, count = tl.load(about), tl.load(about + 1)
     row, length, known = tl.load(about + 2), tl.load(about + 3), tl.load(about + 4)
     index, channel = tl.arange(0, WINDOW_UP), tl.arange(0, D_UP)
@@ -139,7 +139,7 @@ def key_kernel(
 ):  # fmt: skip
     """One request, layer and KV head: the mean direction of its keys, then each key against it."""
     about += tl.program_id(0) * 5
-    layer, head = tl.program_id(1), tl.program_id(2)
+    layer, head = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)  # times strides
     first, count = tl.load(about), tl.load(about + 1)
     cache = tl.load(caches + layer).to(tl.pointer_type(like.dtype.element_ty))
     anchor = tl.zeros((D_UP,), tl.float32)

@@ -16,7 +16,6 @@ from vtoken.table import TokenTable
 
 Int32s = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.bool_]
-Scores = npt.NDArray[np.float64]
 
 
 @dataclass
@@ -46,6 +45,7 @@ class EvictingRequest:
         next_tick: length at which the policy runs next.
         filled_at: length at which holes were last looked for.
         refusals: orders in a row that a rank has refused or differed on.
+        exceeds_its_cap: scores that are no numbers have kept tokens that it should have given up.
         is_over: no more policy, no more plans: its policy is switched off, or it only waits for
             the engine to end it.
     """
@@ -67,7 +67,7 @@ class EvictingRequest:
         self.table = TokenTable(block_size)
         self.open_plan: RelocationPlan | None = None
         self.refusals = 0
-        self.is_over = False
+        self.exceeds_its_cap = self.is_over = False
         self.totals = RequestTotals()
 
     @property
@@ -127,7 +127,12 @@ class EvictingRequest:
         protected = protected_mask(
             view, self.options.sinks, self.options.recent, self.options.protect_prompt
         )
-        rows = choose_victims(view, self._scores(view), protected, num_victims)
+        scores, unknown = checked_scores(self.policy, view)
+        if num_unknown := int(unknown.sum()):
+            protected |= unknown
+            self.totals.scores_nan += num_unknown
+        rows = choose_victims(view, scores, protected, num_victims)
+        self.exceeds_its_cap |= bool(num_unknown) and rows.size < num_victims
         table.evict_indices(live[rows])
         self.totals.tokens_evicted += rows.size
         return view.positions[rows]
@@ -162,7 +167,7 @@ class EvictingRequest:
         if count:
             dead = np.flatnonzero(~kept)
             view = self._view(tokens[dead], self.table.length)
-            order = np.lexsort((view.positions, self._scores(view)))
+            order = np.lexsort((view.positions, checked_scores(self.policy, view)[0]))
             fillers[dead[order[-count:]]] = True
         return fillers
 
@@ -172,8 +177,3 @@ class EvictingRequest:
         budget = self.options.live_target(length)
         signals = self.signals.of(positions) if self.measures else {}
         return TokenView(positions, length, self.num_prompt_tokens, budget, signals)
-
-    def _scores(self, view: TokenView) -> Scores:
-        scores, num_nan = checked_scores(self.policy, view)
-        self.totals.scores_nan += num_nan
-        return scores

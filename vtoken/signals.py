@@ -117,8 +117,11 @@ class SignalStore:
     def add(self, observation: Observation) -> None:
         """Take one measurement. A token that has left the row keeps what it had."""
         length, positions = observation.probe.length, observation.positions
-        # Queries since the last measurement that could see each token.
-        weight = np.minimum(length - self.observed, length - positions)
+        # A measurement is a mean over queries of which the newest tokens could be seen by few. What
+        # those few gave stands for all queries since the last measurement that could see the token.
+        could_see, num_queries = length - positions, observation.probe.num_queries
+        weight = np.minimum(length - self.observed, could_see)
+        weight = weight * (num_queries / np.minimum(num_queries, could_see))
         rows = dict(zip(observation.probe.measures, observation.values, strict=True))
         for signal in self.signals:
             measure, adds_up = _MADE_OF[signal]

@@ -10,12 +10,14 @@ from vllm.v1.request import Request
 from scheduler.admission import (
     Demand,
     Footprint,
+    Lag,
     blocks_for,
     footprint_of,
     headroom_blocks,
     required_blocks,
 )
 from vtoken.options import EvictionOptions
+from vtoken.ticks import MAX_TICKS
 
 if TYPE_CHECKING:
     from worker.scheduler import VTokenScheduler
@@ -34,6 +36,8 @@ class Admission:
         self.block_size = scheduler.block_size
         self.steps = scheduler.depth + 1
         self.compacts = scheduler.replica_options.backend in ("lazy_compaction", "hole_filling")
+        late = -(-scheduler.max_num_running_reqs // MAX_TICKS)
+        self.lag = Lag(scheduler.depth, late)
         self.blocked = False
         self.wanted = 0
         self._footprints: dict[str, Footprint] = {}
@@ -46,8 +50,7 @@ class Admission:
     def add(self, request: Request, options: EvictionOptions) -> None:
         """Register an evicting request."""
         prompt, full = request.num_prompt_tokens, self._full_tokens(request)
-        depth = self.scheduler.depth
-        footprint = footprint_of(options, prompt, full, self.block_size, depth)
+        footprint = footprint_of(options, prompt, full, self.block_size, self.lag)
         self._footprints[request.request_id] = footprint
 
     def book_in_full(self, request: Request) -> None:

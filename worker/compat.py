@@ -94,6 +94,7 @@ def _config_rules(config: VllmConfig) -> Iterable[tuple[str, bool, str]]:
     yield "model", model.rswa_window is not None, "reference sliding windows need positions"
     yield "model", model.is_mm_prefix_lm, "prefix-LM ranges are absolute positions"
     yield "kv_sharing_fast_prefill", cache.kv_sharing_fast_prefill, "turn it off"
+    yield "enable_sleep_mode", model.enable_sleep_mode, "leave it off: rows would not survive"
     reserve = scheduler.scheduler_reserve_full_isl
     yield "scheduler_reserve_full_isl", not reserve, "leave it on: admission hangs on it"
     yield "enable_chunked_prefill", not scheduler.enable_chunked_prefill, "leave it on"

@@ -59,7 +59,9 @@ class VTokenCPUModelRunner(CPUModelRunner):
         shape = len(probed.indices), num_rows, window, probed.num_heads, probed.head_size
         ring = QueryRing(shape, self.dtype, torch.device("cpu"))
         probed.watch(ring.record)
-        keys = [partial(engine.keys, index) for index in probed.indices]
+        pointers = [cache.data_ptr() for cache in _distinct(self.kv_caches)]
+        indices = [pointers.index(layer.kv_cache.data_ptr()) for layer in probed.layers]
+        keys = [partial(engine.keys, index) for index in indices]
         return CpuProbe(ring, keys, probed.heads, num_rows)
 
     def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:

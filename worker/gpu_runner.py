@@ -67,7 +67,7 @@ class VTokenGPUModelRunner(GPUModelRunner):
         engine = CudaCopyEngine(self.kv_caches)
         self.shard = Shard(0, block_size, engine, self._row_of, checks)
         if self._probed is not None:
-            caches = [self.kv_caches[index] for index in self._probed.indices]
+            caches = [layer.kv_cache for layer in self._probed.layers]
             heads, index_of = self._probed.heads, self.req_states.req_id_to_index
             self.shard.probe = CudaProbe(self._ring, caches, heads, index_of.__getitem__)
 

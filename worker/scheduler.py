@@ -43,6 +43,7 @@ class VTokenScheduler(AsyncScheduler):
         (self.block_manager,) = self.kv_cache_manager.coordinator.single_type_managers
         self.eviction: dict[str, EvictionOptions] = {}
         self.disabled: set[str] = set()  # requests that go on without their policy
+        self.booked_in_full: set[str] = set()
         self.admission = Admission(self)
         port = PoolPort(self.block_manager, self._length_of, self.admission.growth_blocks)
         self.reclaimer = Reclaimer(self.replica_options, self.block_size, 1, port)
@@ -91,6 +92,8 @@ class VTokenScheduler(AsyncScheduler):
             self._fail(reclaimer.failed.pop())
         while reclaimer.policy_runs.disabled:
             self._disable(reclaimer.policy_runs.disabled.pop())
+        while reclaimer.policy_runs.unbounded:
+            self._book_in_full(reclaimer.policy_runs.unbounded.pop())
         if orders:
             output.vtoken = orders
         used = reclaimer.port.num_blocks() - reclaimer.port.num_free()
@@ -122,7 +125,7 @@ class VTokenScheduler(AsyncScheduler):
         self.admission.blocked = True
         self.num_preemptions += 1
         super()._preempt_request(request, *args, **kwargs)
-        if request.request_id in self.disabled:
+        if request.request_id in self.booked_in_full:
             self.admission.book_in_full(request)  # what it had given back it needs again
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
@@ -131,6 +134,7 @@ class VTokenScheduler(AsyncScheduler):
         self.reclaimer.forget(request.request_id)
         self.admission.remove(request.request_id)
         self.disabled.discard(request.request_id)
+        self.booked_in_full.discard(request.request_id)
         del self.eviction[request.request_id]
         return {**(kv_params or {}), "vtoken": summary}, ec_params
 
@@ -158,10 +162,15 @@ class VTokenScheduler(AsyncScheduler):
         self.grammar_compile_error_reqs.add(request_id)
 
     def _disable(self, request_id: str) -> None:
-        """A request goes on at full length. If that finds no room, it is the first to be preempted:
-        the others were admitted by what they hold."""
-        request = self.requests[request_id]
+        """A request goes on without its policy, and does without it should it begin anew."""
         self.disabled.add(request_id)
+        self._book_in_full(request_id)
+
+    def _book_in_full(self, request_id: str) -> None:
+        """A request will hold more than it was admitted by. If that finds no room, it is the first
+        to be preempted, unless priorities say otherwise: the others were admitted by their caps."""
+        request = self.requests[request_id]
+        self.booked_in_full.add(request_id)
         self.admission.book_in_full(request)
         if request in self.running:
             self.running.remove(request)

@@ -117,8 +117,30 @@ def test_scores_that_are_not_numbers_keep_their_tokens_and_are_counted(
     step_until(replica, lambda: "r1" in replica.scheduler.reclaimer.requests)
     request = replica.scheduler.reclaimer.requests["r1"]
     request.policy = Unsure()
-    live = request.num_live(replica.scheduler.requests["r1"].num_computed_tokens)
+    evicted = request.totals.tokens_evicted
     replica.run_to_the_end()
-    assert summaries["r1"]["tokens_live"] >= live
+    assert summaries["r1"]["tokens_evicted"] == evicted
     assert summaries["r1"]["scores_nan"] > 0 and summaries["r1"]["policy_error"] == ""
     assert replica.scheduler.reclaimer.stats.scores_nan == summaries["r1"]["scores_nan"]
+
+
+def test_one_that_keeps_too_much_is_booked_at_full_length(make: Make) -> None:
+    replica = make(num_blocks=40)
+    replica.arrive(prompt(0, 260), 160, **KEEP_HALF)
+    step_until(replica, lambda: "r1" in replica.scheduler.reclaimer.requests)
+    replica.scheduler.reclaimer.requests["r1"].policy = Unsure()
+    step_until(replica, lambda: replica.scheduler.booked_in_full)
+    footprint = replica.scheduler.admission._footprints["r1"]
+    assert footprint.decode == footprint.prefill == footprint.full
+    replica.run_to_the_end()
+    assert not replica.scheduler.booked_in_full
+
+
+def test_a_finished_request_is_let_go_whatever_its_tick(make: Make) -> None:
+    replica = make(num_blocks=60)
+    for i in range(6):
+        replica.arrive(prompt(i, 40), 5, **(KEEP_HALF | {"tick_tokens": 10**9}))
+    replica.run_to_the_end()
+    replica.arrive(prompt(7, 40), 100)  # steps go on
+    replica.run_to_the_end()
+    assert not any(replica.scheduler.reclaimer.policy_runs.ticks._due.values())

@@ -9,7 +9,8 @@ import pytest
 from harness.tables import SIZE, make_request
 from vtoken.options import EvictionOptions
 from vtoken.policies import POLICIES
-from vtoken.policy import TokenView, make_policy, policy_names
+from vtoken.policies.random import Random
+from vtoken.policy import Scores, TokenView, make_policy, policy_names
 from vtoken.request import EvictingRequest
 from vtoken.signals import Observation, Probe, Signal
 
@@ -208,7 +209,33 @@ def test_tova_keeps_what_the_latest_query_looks_at() -> None:
 
 def test_snapkv_spreads_the_window_s_attention_over_neighbours() -> None:
     scores = scores_of("snapkv", window_mass=[0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0])
-    assert np.allclose(scores, [0, 0.2, 0.2, 0.2, 0.2, 0.2, 0])
+    assert np.allclose(scores, [0, 1 / 4, 1 / 5, 1 / 5, 1 / 5, 1 / 4, 0])
+
+
+def test_snapkv_s_neighbours_are_those_of_the_text() -> None:
+    """Not those of the view, where far tokens meet once others have gone."""
+    positions = np.array([4000, 7, 2, 4001], np.int32)
+    mass = np.array([0.0, 1.0, 3.0, 4.0])
+    view = TokenView(positions, 5000, 0, 4, {Signal.WINDOW_MASS: mass})
+    scores = EvictionOptions(policy="snapkv", budget_tokens=4).make_policy().score(view)
+    assert scores.tolist() == [2.0, 1.0, 3.0, 2.0]
+
+
+class HalfUnsure(Random):
+    """Knows nothing about every second token."""
+
+    def score(self, view: TokenView) -> Scores:
+        return np.where(view.positions % 2, np.nan, super().score(view))
+
+
+def test_a_score_that_is_not_a_number_keeps_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POLICIES, "half_unsure", HalfUnsure)
+    request = ticked("half_unsure", 400)
+    assert set(range(1, 400, 2)) <= kept(request)
+    assert request.table.num_live > 64 and request.exceeds_its_cap
+    assert request.totals.scores_nan == 200
+    fine = ticked("half_unsure", 400, budget_tokens=300)
+    assert fine.table.num_live == 300 and not fine.exceeds_its_cap
 
 
 def test_key_policies_keep_small_keys_and_keys_unlike_the_others() -> None:

@@ -127,19 +127,20 @@ def test_infinite_scores_can_be_ranked() -> None:
         def score(self, view: TokenView) -> np.ndarray:
             return np.array([np.inf, 0.0])
 
-    scores, num_nan = checked_scores(Extreme(), view_of([0, 1]))
-    assert (scores.tolist(), num_nan) == ([np.inf, 0.0], 0)
+    scores, unknown = checked_scores(Extreme(), view_of([0, 1]))
+    assert scores.tolist() == [np.inf, 0.0] and not unknown.any()
 
 
-def test_a_score_that_is_not_a_number_keeps_the_token_and_is_counted() -> None:
+def test_a_score_that_is_not_a_number_is_told_apart() -> None:
     class Unsure:
         num_protected = 0
 
         def score(self, view: TokenView) -> np.ndarray:
             return np.array([2.0, np.nan, -np.inf, np.nan])
 
-    scores, num_nan = checked_scores(Unsure(), view_of([0, 1, 2, 3]))
-    assert (scores.tolist(), num_nan) == ([2.0, np.inf, -np.inf, np.inf], 2)
+    scores, unknown = checked_scores(Unsure(), view_of([0, 1, 2, 3]))
+    assert scores.tolist() == [2.0, np.inf, -np.inf, np.inf]
+    assert unknown.tolist() == [False, True, False, True]
 
 
 def test_a_policy_that_needs_an_unknown_signal_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

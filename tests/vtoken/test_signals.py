@@ -26,11 +26,13 @@ def test_signals_are_what_a_plain_dict_says(rounds: list[tuple[int, set[int], in
         before, length = length, length + new
         resident = [p for p in [*resident, *range(before, length)] if p not in leaves]
         values = np.random.default_rng(seed).random((len(measures), len(resident)), np.float32)
-        probe = Probe("r", 1, 0, length, 1, measures)
+        probe = Probe("r", 1, 0, length, 1 + seed, measures)
         store.add(Observation(probe, np.array(resident, np.int32), values))
         measured = dict(zip(measures, values.astype(np.float64), strict=True))
         for i, p in enumerate(resident):
-            queries = min(length - before, length - p)
+            # Of the 1 + seed queries looked at, so many could see it.
+            share = min(1 + seed, length - p) / (1 + seed)
+            queries = min(length - before, length - p) / share
             for signal, measure in (
                 (Signal.ATTENTION_MASS, Measure.MEAN_MASS),
                 (Signal.LOW_COUNT, Measure.LOW_SHARE),
@@ -60,3 +62,15 @@ def test_only_what_is_declared_is_measured(signal: Signal) -> None:
 def test_two_signals_from_one_measurement_ask_for_it_once() -> None:
     wanted = frozenset({Signal.ATTENTION_MASS, Signal.WINDOW_MASS})
     assert measures_for(wanted) == (Measure.MEAN_MASS,)
+
+
+def test_a_mass_is_the_sum_over_all_queries_if_all_are_looked_at() -> None:
+    """8 tokens, all 8 queries known: the newest token is seen by one query only."""
+    attention = np.tril(np.random.default_rng(0).random((8, 8)))
+    attention /= attention.sum(1, keepdims=True)
+    store = SignalStore(frozenset({Signal.ATTENTION_MASS}))
+    probe = Probe("r", 1, 0, 8, 8, (Measure.MEAN_MASS,))
+    positions = np.arange(8, dtype=np.int32)
+    mean = attention.mean(0, keepdims=True).astype(np.float32)
+    store.add(Observation(probe, positions, mean))
+    assert np.allclose(store.of(positions)[Signal.ATTENTION_MASS], attention.sum(0), rtol=1e-5)

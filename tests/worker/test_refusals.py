@@ -74,6 +74,7 @@ def test_the_base_configuration_is_accepted(make_config: Config) -> None:
         ("parallel_config", "decode_context_parallel_size", 2, "decode_context_parallel_size"),
         ("parallel_config", "prefill_context_parallel_size", 2, "decode_context_parallel_size"),
         ("parallel_config", "enable_dbo", True, "enable_dbo"),
+        ("model_config", "enable_sleep_mode", True, "enable_sleep_mode"),
         ("cache_config", "block_size", 48, "block_size"),
         ("cache_config", "cache_dtype", "fp8", "kv_cache_dtype"),
         ("cache_config", "kv_sharing_fast_prefill", True, "kv_sharing_fast_prefill"),

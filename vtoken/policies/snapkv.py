@@ -10,9 +10,10 @@ from vtoken.policy import Scores, Signal, TokenView
 class SnapKV:
     """Keep what an observation window of the latest queries looks at, with its neighbours.
 
-    score = mean attention by the window, averaged over ``kernel`` neighbours in the text. Li et
-    al., "SnapKV: LLM Knows What You are Looking for Before Generation", arXiv 2404.14469. Here the
-    window moves on with the text. Its length is the replica's ``probe_queries``.
+    score = mean attention by the window, averaged over those of ``kernel`` neighbours in the text
+    that are still there. Li et al., "SnapKV: LLM Knows What You are Looking for Before Generation",
+    arXiv 2404.14469. Here the window moves on with the text. Its length is the replica's
+    ``probe_queries``.
 
     Knobs:
         kernel: width of the average (tokens, odd).
@@ -28,8 +29,11 @@ class SnapKV:
         return 0
 
     def score(self, view: TokenView) -> Scores:
-        order = np.argsort(view.positions)
-        mass = np.pad(view.signals[Signal.WINDOW_MASS][order], self.kernel // 2)
-        pooled = np.empty(order.size)
-        pooled[order] = np.convolve(mass, np.full(self.kernel, 1 / self.kernel), "valid")
+        half = self.kernel // 2
+        place = view.positions - view.positions.min()
+        mass, there = np.zeros((2, place.max() + 1 + 2 * half))
+        mass[place + half], there[place + half] = view.signals[Signal.WINDOW_MASS], 1
+        near = np.ones(self.kernel)
+        sums, counts = (np.convolve(a, near, "valid")[place] for a in (mass, there))
+        pooled: Scores = sums / counts
         return pooled
