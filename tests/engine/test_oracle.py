@@ -68,12 +68,17 @@ def cases(
     return answered(engine, outputs)
 
 
-def test_enough_is_reclaimed_for_the_run_to_count(cases: list[Case]) -> None:
+def test_enough_is_reclaimed_for_the_run_to_count(
+    cases: list[Case], request: pytest.FixtureRequest
+) -> None:
     assert [len(case.prompt) for case in cases] == list(LENGTHS)
     assert all(len(case.tokens) == NUM_TOKENS for case in cases)
     assert min(len(case.reclaims) for case in cases) >= 3
     assert min(case.share_reclaimed for case in cases) >= 0.4
-    assert sum(case.reclaims[0].first_query < len(case.prompt) for case in cases) >= 3
+    # What h2o decides about a chunk takes effect two steps later: only in the longest prompts.
+    while_prefilling = 2 if "h2o" in request.node.name else 3
+    first_queries = [case.reclaims[0].first_query for case in cases]
+    assert sum(q < n for q, n in zip(first_queries, LENGTHS, strict=True)) >= while_prefilling
 
 
 def test_every_token_is_the_choice_of_attention_without_the_reclaimed(

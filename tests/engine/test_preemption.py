@@ -22,9 +22,9 @@ def watch_starts(engine: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, list
     scheduler = engine.scheduler
     begin = scheduler._start
 
-    def start(request_id: str) -> None:
+    def start(request_id: str, output: Any) -> None:
         starts[request_id].append(scheduler.requests[request_id].num_output_tokens)
-        begin(request_id)
+        begin(request_id, output)
 
     monkeypatch.setattr(scheduler, "_start", start)
     return starts
