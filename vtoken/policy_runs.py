@@ -91,21 +91,23 @@ class PolicyRuns:
         if request is None or request.incarnation != probe.incarnation or request.is_over:
             return
         if not observation.reason:
+            request.failed_probes = 0
             request.signals.add(observation)
             self._answered.append(request)
             return
         logger.error("request %s was not measured: %s", probe.request_id, observation.reason)
-        request.refusals += 1
-        if request.refusals == MAX_REFUSALS:
+        request.asked_at = -1
+        request.failed_probes += 1
+        if request.failed_probes == MAX_REFUSALS:
             message = f"{MAX_REFUSALS} measurements in a row have failed"
             self.reclaimer.fail(request, PlanError(message))
 
     def _visit(self, request: EvictingRequest, length: int, step: int) -> None:
         if request.is_due(length):
-            if request.measures:
-                self._ask(request, length)
-            else:
+            if not request.measures:
                 self.run(request, length)
+            elif length != request.asked_at:  # a prefill may wait for its next chunk
+                self._ask(request, length)
         if request.is_over:
             return
         # A decoding request grows by at most one token a step; a prefill may end any time.
@@ -116,6 +118,7 @@ class PolicyRuns:
         """Have a request measured in the step that is being decided."""
         table = request.table
         table.sync_new_tokens(self.port.row_from(request.request_id, len(table.block_ids)), length)
+        request.asked_at = length
         request.next_tick = length + request.options.tick_tokens
         num_queries = min(self.reclaimer.options.probe_queries, length - request.first_computed)
         header = request.request_id, request.incarnation, table.epoch, length

@@ -44,7 +44,9 @@ class EvictingRequest:
             the policy runs after every chunk.
         next_tick: length at which the policy runs next.
         filled_at: length at which holes were last looked for.
-        refusals: orders in a row that a rank has refused or differed on.
+        refusals: plans in a row that a rank has refused or differed on.
+        failed_probes: measurements in a row that a rank has refused.
+        asked_at: length at which it was measured last.
         exceeds_its_cap: scores that are no numbers have kept tokens that it should have given up.
         is_over: no more policy, no more plans: its policy is switched off, or it only waits for
             the engine to end it.
@@ -66,7 +68,8 @@ class EvictingRequest:
         self.filled_at = -1
         self.table = TokenTable(block_size)
         self.open_plan: RelocationPlan | None = None
-        self.refusals = 0
+        self.refusals = self.failed_probes = 0
+        self.asked_at = -1
         self.exceeds_its_cap = self.is_over = False
         self.totals = RequestTotals()
 
@@ -121,9 +124,10 @@ class EvictingRequest:
         num_victims = self._surplus(length) if as_measured else self.excess(length)
         if not num_victims:
             return table.positions[:0]
-        known = self.signals.observed if self.measures else length
-        live = np.flatnonzero(table.live & (table.positions < known))
-        view = self._view(live, known if as_measured else length)
+        live = np.flatnonzero(table.live)
+        if self.measures:
+            live = live[table.positions[live] < self.signals.observed]
+        view = self._view(live, self.signals.observed if as_measured else length)
         protected = protected_mask(
             view, self.options.sinks, self.options.recent, self.options.protect_prompt
         )

@@ -108,6 +108,8 @@ class VTokenCPUModelRunner(CPUModelRunner):
         ) -> None:
             self.num_hook_calls += 1
             shifts = self._shifts(num_reqs)
+            if self._probe is None and shifts is None:
+                return stock(num_reqs, query_start_loc, positions)
             lengths = (query_start_loc[1:] - query_start_loc[:-1]).long()
             if self._probe is not None:
                 request_ids = self.input_batch.req_ids[:num_reqs]

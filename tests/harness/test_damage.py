@@ -56,6 +56,21 @@ def test_measurements_that_fail_again_and_again_end_their_request_alone(make: Ma
     assert replica.scheduler.reclaimer.stats.policies_disabled == 0
 
 
+def test_a_request_that_has_not_grown_is_not_measured_again(make: Make) -> None:
+    """A prompt may wait for its next chunk for many steps."""
+    replica = make(num_blocks=40)
+    replica.arrive(prompt(0, 260), 160, **(KEEP_HALF | {"policy": "h2o"}))
+    replica.schedule()
+    reclaimer = replica.scheduler.reclaimer
+    request, runs = reclaimer.requests["r1"], reclaimer.policy_runs
+    assert request.asked_at > 0 and request.is_due(request.asked_at)
+    runs._visit(request, request.asked_at, 2)
+    assert runs.take_probes() == ()
+    request.asked_at = -1
+    runs._visit(request, replica.scheduler._length_of("r1"), 2)
+    assert len(runs.take_probes()) == 1, "a control"
+
+
 def test_a_worker_without_a_probe_is_an_error(make: Make) -> None:
     replica = make(num_blocks=40)
     replica.worker.shard.probe = None
