@@ -43,7 +43,9 @@ class ArmProcess:
         self.name = arm.name
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, arm))
+        # One folder for each shape: vLLM finds what it compiled for a model by the model's path.
+        model = write_model(arm.shape, Path(tempfile.gettempdir(), "vtoken-shapes", arm.shape))
+        self._process = context.Process(target=_serve, args=(theirs, arm, model))
         self._process.start()
         theirs.close()
 
@@ -76,26 +78,25 @@ class ArmProcess:
         return value
 
 
-def _serve(connection: Connection, arm: Arm) -> None:
+def _serve(connection: Connection, arm: Arm, model: str) -> None:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine in this very process
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     from benchmarks.engine import Engine
 
-    with tempfile.TemporaryDirectory() as folder:
+    try:
+        engine = Engine(arm, model)
+    except Exception:
+        connection.send((False, traceback.format_exc()))
+        raise
+    connection.send((True, None))
+    while (message := connection.recv()) is not None:
+        function, args = message
         try:
-            engine = Engine(arm, write_model(arm.shape, Path(folder) / "model"))
+            connection.send((True, function(engine, *args)))
         except Exception:
             connection.send((False, traceback.format_exc()))
             raise
-        connection.send((True, None))
-        while (message := connection.recv()) is not None:
-            function, args = message
-            try:
-                connection.send((True, function(engine, *args)))
-            except Exception:
-                connection.send((False, traceback.format_exc()))
-                raise
-        engine.close()
+    engine.close()
 
 
 @contextmanager

@@ -59,6 +59,8 @@ def write_model(shape: str, directory: Path) -> str:
     """A folder that vLLM loads, with ``load_format="dummy"`` unless it is a real model's."""
     if is_real(shape):
         return shape
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(SHAPES[shape], indent=1))
+    config, content = directory / "config.json", json.dumps(SHAPES[shape], indent=1)
+    if not config.exists() or config.read_text() != content:  # somebody may be reading it
+        directory.mkdir(parents=True, exist_ok=True)
+        config.write_text(content)
     return str(directory)
