@@ -26,7 +26,7 @@ from benchmarks.engine import Engine, Load
 from benchmarks.results import Part, spread
 
 # C -> requests of 256 + 512 tokens that keep it busy for 20 s or more
-LOADS = {16: 112, 48: 240, 256: 512}
+LOADS = {16: 128, 48: 336, 256: 768}
 ALL_MEMORY = 9000
 
 

@@ -117,8 +117,10 @@ def attention_kernel(
         position = tl.load(positions + token, mask=inside, other=0)
         seen = inside[None, :] & (position[None, :] <= asked[:, None]) & is_query[:, None]
         logits = _logits(query, key, scale, softcap, SOFTCAP)
-        weights = tl.where(seen, tl.exp(logits - top[:, None]) / total[:, None], 0.0)
-        low = seen & (weights * visible_keys[:, None] < 1)
+        weights = tl.where(seen, tl.exp(logits - top[:, None]), 0.0)
+        # Before the division, which rounds: a query's only key has a weight of exactly 1.
+        low = seen & (weights * visible_keys[:, None] < total[:, None])
+        weights /= total[:, None]
         newest = (index == known - 1)[:, None]
         tl.store(out + token, tl.sum(weights, 0) / num_queries, mask=inside)
         tl.store(out + stride_out + token, tl.sum(tl.where(newest, weights, 0.0), 0), mask=inside)
