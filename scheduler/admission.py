@@ -70,6 +70,11 @@ class Footprint:
     prefill: int
     full: int
 
+    @property
+    def least(self) -> int:
+        """The least that ``cap`` ever says."""
+        return min(self.full, self.decode)
+
     def chunk_limit(self, prefill_tokens: int) -> int:
         """Most tokens to compute in one step; 0: no limit, as it fits into what may live and one
         chunk."""

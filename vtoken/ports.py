@@ -55,6 +55,11 @@ class BlockPort(Protocol):
         """Blocks that running requests may need before a plan opened now can close."""
         ...
 
+    def surplus(self, request_id: str) -> int:
+        """Blocks of its row beyond those that admission counts on: what it gives back of the
+        others is still promised to it, so nobody else is admitted for them."""
+        ...
+
 
 class CopyEngine(Protocol):
     """Moves K/V of all layers. ``start`` must order the copies after the forward just issued."""

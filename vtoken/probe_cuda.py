@@ -97,6 +97,14 @@ class CudaProbe:
         self.device = ring.queries.device
         addresses = np.array([cache.data_ptr() for cache in caches], np.uint64)
         self._addresses = torch.from_numpy(addresses).to(self.device)
+        self._compile()
+
+    def _compile(self) -> None:
+        """Now, not while requests wait: measure one slot of vLLM's null block."""
+        about, nothing = torch.tensor([0, 1, 0, 1, 1]), torch.zeros(1, dtype=torch.int64)
+        on_device = [values.to(self.device) for values in (about, nothing)]
+        self._attention(on_device[0], on_device[1], on_device[1], 1)
+        self._keys(on_device[0], on_device[1], 1)
 
     def start(self, request_id: str) -> None:
         """Rows are the engine's, and a request never reads what it has not written."""

@@ -61,7 +61,14 @@ def _logits(query, key, scale, softcap, SOFTCAP: tl.constexpr):
     return logits
 
 
-@triton.jit(do_not_specialize=["scale", "softcap"])
+# What differs from step to step must not make variants, each compiled while requests wait.
+VARYING = ["stride_out", "stride_out_layer", "stride_out_head"]
+VARYING_STARTS = ["about", "slots", "positions"]
+
+
+@triton.jit(
+    do_not_specialize=["scale", "softcap", *VARYING], do_not_specialize_on_alignment=VARYING_STARTS
+)
 def attention_kernel(
     caches,  # uint64 [L]: address of each layer's cache
     queries,  # [L, rows * WINDOW + 1, H, D]
@@ -128,7 +135,7 @@ def attention_kernel(
         tl.store(out + 2 * stride_out + token, share, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=["about", "slots"])
 def key_kernel(
     caches,  # uint64 [L]: address of each layer's cache
     like,  # any tensor of the caches' type

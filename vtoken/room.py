@@ -62,14 +62,18 @@ class Room:
     def make_for_admission(self, wanted: int) -> None:
         """Have ``wanted`` free blocks, if that is possible without giving up an open plan: what
         open plans will give back an admission can wait for."""
-        missing = wanted - self.port.num_free() - self.reclaimer.two_phase.gain()
-        candidates = [r for r in self._candidates() if r.open_plan is None] if missing > 0 else []
-        if sum(self._bound(r, self.block_size) for r in candidates) < missing:
+        requests = self.reclaimer.requests.values()
+        surplus = {r.request_id: self.port.surplus(r.request_id) for r in requests}
+        if not any(surplus.values()):
             return
-        for request in candidates:
-            if wanted <= self.port.num_free() + self.reclaimer.two_phase.gain():
-                break
-            self.fill(request)
+        candidates = [r for r in self._candidates() if r.open_plan is None]
+        gains = [min(surplus[r.request_id], self._bound(r, self.block_size)) for r in candidates]
+        coming = self.port.num_free() + self.reclaimer.two_phase.gain()
+        if coming + sum(gains) < wanted:
+            return
+        for request, gain in zip(candidates, gains, strict=True):
+            if gain and wanted > self.port.num_free() + self.reclaimer.two_phase.gain():
+                self.fill(request)
 
     def is_dry(self) -> bool:
         """Whether the pool could not serve each evicting request a block. Then no plan is opened,

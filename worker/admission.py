@@ -28,7 +28,8 @@ class Admission:
 
     Attributes:
         blocked: an admission or an allocation of this step found too few free blocks.
-        wanted: free blocks that an admission of this step asked for in vain; else 0.
+        wanted: free blocks that an admission of this step asked for in vain, if giving back what
+            requests hold beyond their caps could be enough; else 0.
     """
 
     def __init__(self, scheduler: "VTokenScheduler") -> None:
@@ -70,11 +71,10 @@ class Admission:
         """
         if not self.compacts:
             return None
-        scheduler = self.scheduler
-        request, owed = scheduler.requests[request_id], self._owed()
+        request = self.scheduler.requests[request_id]
         if request_id in self._footprints:
             cap, full = self._cap(request, len(hits)), self._footprints[request_id].full
-        elif owed.full:  # not evicting: vLLM reserves the tokens known so far
+        elif self._owed().full:  # not evicting: vLLM reserves the tokens known so far
             cap = full = blocks_for(request.num_tokens, self.block_size)
         else:
             return None
@@ -83,14 +83,22 @@ class Admission:
         unheld = sum(block.ref_cnt == 0 for block in hits)
         newly_shared = sum(block.ref_cnt == 1 for block in hits)
         fresh = unheld - len(hits)
-        new = Demand(max(cap + fresh, 0) + newly_shared, max(full + fresh, 0))
-        total = scheduler.reclaimer.port.num_blocks()
-        headroom = headroom_blocks(total, scheduler.replica_options.headroom)
-        required = required_blocks(new, owed, headroom)
-        if required > scheduler.reclaimer.port.num_free():
+        return self._or_wait(Demand(max(cap + fresh, 0) + newly_shared, max(full + fresh, 0)))
+
+    def _or_wait(self, new: Demand) -> int | None:
+        """The free blocks that admitting it takes; if too few are, they are noted as wanted."""
+        scheduler, port = self.scheduler, self.scheduler.reclaimer.port
+        headroom = headroom_blocks(port.num_blocks(), scheduler.replica_options.headroom)
+        least, surplus = self._bounds()
+        required = required_blocks(new, least, headroom)
+        # Else nothing that can be given back is enough, and counting exactly takes longer.
+        may_fit = required <= port.num_free() + surplus
+        if may_fit:
+            required = required_blocks(new, self._owed(), headroom)
+        if required > port.num_free():
             if not scheduler.running:
                 return None  # it might wait for ever: vLLM's own rule decides, and may preempt
-            self.blocked, self.wanted = True, required
+            self.blocked, self.wanted = True, required if may_fit else 0
         return required
 
     def chunk(self, request: Request) -> int:
@@ -114,6 +122,15 @@ class Admission:
             total += max(0, -(-resident // size) - len(rows[request_id]))
         return total
 
+    def surplus(self, request_id: str) -> int:
+        """Blocks that a running request holds beyond its cap; 0 if it does not evict."""
+        row = self.scheduler.block_manager.req_to_blocks[request_id]
+        footprint = self._footprints.get(request_id)
+        if footprint is None or len(row) <= footprint.least:
+            return 0
+        cap = self._cap(self.scheduler.requests[request_id], _num_shared(row))
+        return max(0, len(row) - cap)
+
     def _owed(self) -> Demand:
         """What running evicting requests may still take."""
         capped = full = 0
@@ -122,10 +139,24 @@ class Admission:
             footprint = self._footprints.get(request.request_id)
             if footprint is not None:
                 row = rows[request.request_id]
-                shared = sum(block.ref_cnt > 1 for block in row)
-                capped += max(0, self._cap(request, shared) - len(row))
+                capped += max(0, self._cap(request, _num_shared(row)) - len(row))
                 full += max(0, footprint.full - len(row))
         return Demand(capped, full)
+
+    def _bounds(self) -> tuple[Demand, int]:
+        """(no more than ``_owed``, no less than the surplus of all running requests)"""
+        capped = full = surplus = 0
+        rows = self.scheduler.block_manager.req_to_blocks
+        for request in self.scheduler.running:
+            footprint = self._footprints.get(request.request_id)
+            if footprint is not None:
+                held = len(rows[request.request_id])
+                if held < footprint.least:
+                    capped += footprint.least - held
+                else:
+                    surplus += held - footprint.least
+                full += max(0, footprint.full - held)
+        return Demand(capped, full), surplus
 
     def _full_tokens(self, request: Request) -> int:
         longest: int = request.num_prompt_tokens + request.max_tokens
@@ -138,3 +169,7 @@ class Admission:
             return footprint.cap(evicting.prefill_end, num_shared)
         prefills = request.num_computed_tokens < request.num_tokens - 1
         return footprint.cap(request.num_tokens if prefills else 0, num_shared)
+
+
+def _num_shared(row: Sequence[KVCacheBlock]) -> int:
+    return sum(block.ref_cnt > 1 for block in row)

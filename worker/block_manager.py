@@ -120,11 +120,13 @@ class PoolPort:
         manager: VTokenBlockManager,
         length_of: Callable[[str], int],
         growth_of: Callable[[], int],
+        surplus_of: Callable[[str], int],
     ) -> None:
         self.manager = manager
         self.pool = manager.block_pool
         self.length = length_of
         self.growth = growth_of
+        self.surplus = surplus_of
 
     def num_blocks(self) -> int:
         return self.pool.num_gpu_blocks - 1  # the null block is nobody's

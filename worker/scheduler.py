@@ -44,8 +44,10 @@ class VTokenScheduler(AsyncScheduler):
         self.eviction: dict[str, EvictionOptions] = {}
         self.disabled: set[str] = set()  # requests that go on without their policy
         self.booked_in_full: set[str] = set()
-        self.admission = Admission(self)
-        port = PoolPort(self.block_manager, self._length_of, self.admission.growth_blocks)
+        self.admission = admission = Admission(self)
+        port = PoolPort(
+            self.block_manager, self._length_of, admission.growth_blocks, admission.surplus
+        )
         self.reclaimer = Reclaimer(self.replica_options, self.block_size, 1, port)
         self.block_manager.reclaimer = self.reclaimer
         self.block_manager.cause_of = self._cause_of

@@ -70,6 +70,9 @@ class SimplePool:
     def growth(self) -> int:
         return self.owed
 
+    def surplus(self, request_id: str) -> int:
+        return len(self.rows[request_id])  # nothing is promised to anybody here
+
     # -- the engine's side ---------------------------------------------------------------------
 
     def begin(self, request_id: str, shared: Sequence[int], num_tokens: int) -> None:

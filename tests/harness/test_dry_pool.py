@@ -1,5 +1,6 @@
 """When blocks run out: holes are filled before anybody is preempted."""
 
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -8,6 +9,8 @@ from harness.oracle import ContentViolation
 from harness.replica import Replica, Setting, prompt
 from harness.scenes import KEEP_HALF, step_until
 from harness.traffic import run_traffic
+from scheduler.admission import Demand, headroom_blocks, required_blocks
+from worker.admission import Admission
 from worker.block_manager import PoolPort
 
 Make = Callable[..., Replica]
@@ -16,21 +19,24 @@ LIMITS = [
     {"budget_tokens": 40},
     {"budget_tokens": 100, "recent": 40},
     {"keep_ratio": 0.3},
-    {"keep_ratio": 0.7, "tick_tokens": 200},
+    {"keep_ratio": 0.7, "tick_tokens": 200},  # booked with nearly its full length
     {"budget_tokens": 92, "recent": 8, "tick_tokens": 4},
 ]
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("limits", LIMITS, ids=str)
-@pytest.mark.parametrize("backend", ["lazy_compaction", "hole_filling"])
+@pytest.mark.parametrize("backend", ["lazy_compaction", "hole_filling", "no plan fits"])
 @pytest.mark.parametrize("policy", ["random", "h2o"])
 def test_who_was_admitted_by_its_cap_is_never_preempted(
     depth: int, limits: dict[str, float], backend: str, policy: str
 ) -> None:
     """Copies are late all the time, policies would rarely run, and texts share their heads."""
-    vtoken = {"reclaim": "pressure", "low_water": 0, "headroom": 0, "backend": backend}
+    vtoken = {"reclaim": "pressure", "low_water": 0, "headroom": 0}
+    vtoken["backend"] = "hole_filling" if backend == "hole_filling" else "lazy_compaction"
     replica = Replica(Setting(depth=depth, num_blocks=34, stops=False, vtoken=vtoken))
+    if backend == "no plan fits":
+        replica.scheduler.reclaimer.planner.proposals = lambda blocked: []
     options = {"policy": policy, "sinks": 0, "evict_after_tokens": 0, "recent": 1} | limits
     most = 0
     for i in range(24):
@@ -41,7 +47,11 @@ def test_who_was_admitted_by_its_cap_is_never_preempted(
     assert not replica.scheduler.has_requests() and replica.counts["finished"] == 24
     replica.run_to_the_end()
     replica.check_clean()
-    assert most >= 4 and replica.scheduler.reclaimer.stats.holes_filled >= 5
+    stats = replica.scheduler.reclaimer.stats
+    assert most >= 4
+    if "tick_tokens" not in limits or limits["tick_tokens"] < 100:
+        assert stats.blocks_given_back >= 30
+        assert stats.holes_filled >= (0 if backend == "lazy_compaction" else 5)
     assert replica.scheduler.num_preemptions == 0
     assert (replica.worker.probe.num_measured >= 24) == (policy == "h2o")
 
@@ -94,3 +104,39 @@ def test_a_hash_that_outlives_its_content_is_seen(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(PoolPort, "forget_hashes", lambda self, block_ids: None)
     with pytest.raises(ContentViolation):
         run_traffic(2, {"fillings": 3000})
+
+
+def test_nobody_is_disturbed_for_an_admission_that_its_blocks_cannot_serve(make: Make) -> None:
+    """What a request gives back below its cap stays promised to it."""
+    replica = make(num_blocks=40, vtoken={"low_water": 0, "headroom": 0})
+    options = {"policy": "random", "budget_tokens": 128, "sinks": 0, "recent": 1}
+    for i in range(8):
+        replica.arrive(prompt(i, 96), 350, **options, evict_after_tokens=0)
+    step_until(replica, lambda: replica.counts["steps"] == 60)
+    running, stats = len(replica.scheduler.running), replica.scheduler.reclaimer.stats
+    assert 5 <= running < 8 and replica.scheduler.waiting
+    for _ in range(250):
+        replica.schedule()
+    assert len(replica.scheduler.running) == running
+    assert stats.plans_committed >= 10 > stats.holes_filled
+    replica.run_to_the_end()
+    replica.check_clean()
+
+
+def test_quick_bounds_decide_as_counting_exactly_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick, seen = Admission._or_wait, Counter[bool]()
+
+    def both(self: Admission, new: Demand) -> int | None:
+        free, options = self.scheduler.reclaimer.port.num_free(), self.scheduler.replica_options
+        headroom = headroom_blocks(self.scheduler.reclaimer.port.num_blocks(), options.headroom)
+        exactly = required_blocks(new, self._owed(), headroom)
+        answer = quick(self, new)
+        if answer is not None:
+            assert (answer > free) == (exactly > free)
+            assert self.wanted in (0, exactly)
+            seen[exactly > free] += 1
+        return answer
+
+    monkeypatch.setattr(Admission, "_or_wait", both)
+    run_traffic(2, {"fillings": 500})
+    assert min(seen[True], seen[False]) >= 200
