@@ -21,6 +21,33 @@ LINES = [
     ),
     ("preemptions", "capacity", "preemptions_vtoken_2048", 0),
     (
+        "R-KV's shape (256 requests of 700 + 1,024, 10,800 blocks): throughput against stock vLLM",
+        "peer",
+        "peer_speedup_vs_stock",
+        2,
+    ),
+    (
+        "memory for everything, `eager`: throughput against stock vLLM",
+        "overhead",
+        "ample_memory_ratio",
+        2,
+    ),
+    (
+        "memory for everything, `pressure`: throughput against stock vLLM",
+        "overhead",
+        "ample_memory_ratio_pressure",
+        3,
+    ),
+    *(
+        (
+            f"nothing evicted, {requests} requests at a time: throughput against stock vLLM",
+            "overhead",
+            f"throughput_ratio_hooks_only_c{requests}",
+            3,
+        )
+        for requests in (16, 48, 256)
+    ),
+    (
         "bandwidth of the copies, as a share of a plain copy's",
         "overhead",
         "copy_bandwidth_fraction",
