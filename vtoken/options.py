@@ -2,7 +2,8 @@
 """Options of a replica and of one request, validated at the edge.
 
 One flat name space: ``additional_config={"vtoken": {"policy": "random", ...}}`` for a replica,
-``vllm_xargs={"vtoken.policy": "random", ...}`` for one request.
+``vllm_xargs={"vtoken.policy": "random", ...}`` for one request. A policy's own knobs are below:
+``"policy_knobs": {"recent_share": 0.3}`` there, ``"vtoken.policy_knobs.recent_share": 0.3`` here.
 """
 
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from vtoken.errors import OptionError
 from vtoken.policy import Policy, make_policy
 
 REQUEST_PREFIX = "vtoken."
+KNOBS_PREFIX = "policy_knobs."
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -24,6 +26,7 @@ class EvictionOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     policy: str = "keep_all"
+    policy_knobs: Mapping[str, int | float] = Field(default_factory=dict)
     seed: int = Field(0, ge=0, lt=2**63)
     budget_tokens: int | None = Field(None, ge=1)
     keep_ratio: float | None = Field(None, gt=0, le=1)
@@ -50,7 +53,7 @@ class EvictionOptions(BaseModel):
         return target
 
     def make_policy(self) -> Policy:
-        return make_policy(self.policy, seed=self.seed, sinks=self.sinks)
+        return make_policy(self.policy, self.seed, self.sinks, self.policy_knobs)
 
 
 class ReplicaOptions(EvictionOptions):
@@ -96,7 +99,7 @@ def parse_request_options(
     """The replica's defaults with one request's ``vtoken.*`` keys on top.
 
     A request that names a budget or a ratio replaces both; one that asks for ``keep_all``
-    and names neither drops both.
+    and names neither drops both. One that names another policy drops the knobs.
 
     Raises:
         OptionError: unknown name, value out of range, or a combination that cannot work.
@@ -114,6 +117,11 @@ def parse_request_options(
     base = {name: getattr(replica, name) for name in fields}
     if own.get("policy") == "keep_all" or "budget_tokens" in own or "keep_ratio" in own:
         base["budget_tokens"] = base["keep_ratio"] = None
+    if own.get("policy", replica.policy) != replica.policy:
+        base["policy_knobs"] = {}
+    knobs = [key for key in own if key.startswith(KNOBS_PREFIX)]
+    ours = {key.removeprefix(KNOBS_PREFIX): own.pop(key) for key in knobs}
+    base["policy_knobs"] = {**base["policy_knobs"], **ours}
     options = _validate(EvictionOptions, base | own, prefix=REQUEST_PREFIX)
     _check_combination(options, replica, prefix=REQUEST_PREFIX)
     return options

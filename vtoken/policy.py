@@ -8,6 +8,8 @@ It never sees slots, blocks or the engine.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
+from inspect import signature
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -54,7 +56,8 @@ class TokenView:
 
 
 class Policy(Protocol):
-    """Scores tokens. A frozen dataclass whose fields are its knobs; holds no state."""
+    """Scores tokens. A frozen dataclass whose fields are its knobs, which are numbers (requests set
+    them as ``policy_knobs``); holds no state."""
 
     @property
     def signals(self) -> frozenset[Signal]:
@@ -78,11 +81,16 @@ def policy_names() -> list[str]:
     return sorted({*POLICIES, *(point.name for point in entry_points(group=POLICY_GROUP))})
 
 
-def make_policy(name: str, seed: int, sinks: int) -> Policy:
+def make_policy(
+    name: str, seed: int, sinks: int, knobs: Mapping[str, int | float] = MappingProxyType({})
+) -> Policy:
     """The policy called ``name``: one of ours, or an entry point of group ``vtoken.policies``.
 
+    Args:
+        knobs: the policy's own, by name; those not given keep their defaults.
+
     Raises:
-        OptionError: no policy has this name, or it cannot be made.
+        OptionError: no policy has this name, it has no such knob, or it cannot be made.
     """
     from vtoken.policies import POLICIES
 
@@ -93,8 +101,12 @@ def make_policy(name: str, seed: int, sinks: int) -> Policy:
     if factory is None:
         known = ", ".join(policy_names())
         raise OptionError(f"`policy`={name!r} is unknown; choose one of: {known}")
+    has = set(signature(factory).parameters) - {"seed", "sinks"}
+    if unknown_knobs := ", ".join(sorted(set(knobs) - has)):
+        known = ", ".join(sorted(has)) or "none"
+        raise OptionError(f"`policy`={name!r} has no knob {unknown_knobs}; known: {known}")
     try:
-        policy = factory(seed=seed, sinks=sinks)
+        policy = factory(seed=seed, sinks=sinks, **knobs)
         unknown = frozenset(policy.signals) - frozenset(Signal)
     except Exception as error:  # of somebody else's code anything may come
         raise OptionError(f"`policy`={name!r} cannot be made: {error!r}") from error

@@ -11,6 +11,8 @@ from vtoken.options import (
     parse_replica_options,
     parse_request_options,
 )
+from vtoken.policies.h2o import H2O
+from vtoken.policies.snapkv import SnapKV
 
 RANDOM = {"policy": "random", "budget_tokens": 64}
 
@@ -186,3 +188,48 @@ def test_a_replica_measures_if_its_policy_needs_it_or_it_is_told_to(
     else:
         with pytest.raises(OptionError, match=r"`vtoken.policy`='tova' looks at last_mass, which"):
             parse_request_options(wanted, replica)
+
+
+@pytest.mark.parametrize(
+    ("replica", "sent", "policy"),
+    [
+        ({}, {"recent_share": 0.25}, H2O(sinks=4, recent_share=0.25)),
+        ({"recent_share": 0.75}, {}, H2O(sinks=4, recent_share=0.75)),
+        ({"recent_share": 0.75}, {"recent_share": "0.25"}, H2O(sinks=4, recent_share=0.25)),
+    ],
+)
+def test_a_policys_own_knobs_reach_it(
+    replica: dict[str, Any], sent: dict[str, Any], policy: H2O
+) -> None:
+    parsed = parse_replica_options({"policy": "h2o", "budget_tokens": 64, "policy_knobs": replica})
+    own = {f"vtoken.policy_knobs.{name}": value for name, value in sent.items()}
+    assert parse_request_options(own, parsed).make_policy() == policy
+
+
+def test_another_policy_has_other_knobs() -> None:
+    knobs = {"recent_share": 0.75}
+    replica = parse_replica_options({"policy": "h2o", "budget_tokens": 64, "policy_knobs": knobs})
+    options = parse_request_options({"vtoken.policy": "snapkv"}, replica)
+    assert options.make_policy() == SnapKV(sinks=4)
+    sent = {"vtoken.policy": "snapkv", "vtoken.policy_knobs.kernel": 7}
+    assert parse_request_options(sent, replica).make_policy() == SnapKV(sinks=4, kernel=7)
+
+
+@pytest.mark.parametrize(
+    ("policy", "knob", "value", "reason"),
+    [
+        ("h2o", "recnt", 0.5, "no knob recnt; known: recent_share"),
+        ("tova", "window", 1, "no knob window; known: none"),
+        ("tova", "seed", 1, "no knob seed"),
+        ("h2o", "recent_share", 1.5, "from 0 to 1"),
+        ("h2o", "recent_share", "much", "much"),
+        ("h2o", "recent_share", float("nan"), "from 0 to 1"),
+        ("snapkv", "kernel", 4, "odd"),
+        ("snapkv", "kernel", 10**9 + 1, "odd"),
+    ],
+)
+def test_a_wrong_knob_is_refused(policy: str, knob: str, value: Any, reason: str) -> None:
+    replica = parse_replica_options({"probe": True})
+    sent = {"vtoken.policy": policy, "vtoken.budget_tokens": 64}
+    with pytest.raises(OptionError, match=reason):
+        parse_request_options(sent | {f"vtoken.policy_knobs.{knob}": value}, replica)

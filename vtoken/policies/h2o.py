@@ -23,6 +23,10 @@ class H2O:
     recent_share: float = 0.5
     signals = frozenset({Signal.ATTENTION_MASS})
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.recent_share <= 1:
+            raise ValueError("recent_share is from 0 to 1")
+
     @property
     def num_protected(self) -> int:
         return 0

@@ -16,7 +16,7 @@ class SnapKV:
     ``probe_queries``.
 
     Knobs:
-        kernel: width of the average (tokens, odd).
+        kernel: width of the average (tokens, odd, up to 255).
     """
 
     seed: int = 0
@@ -24,16 +24,21 @@ class SnapKV:
     kernel: int = 5
     signals = frozenset({Signal.WINDOW_MASS})
 
+    def __post_init__(self) -> None:
+        if self.kernel not in range(1, 256, 2):
+            raise ValueError("kernel is an odd number up to 255")
+
     @property
     def num_protected(self) -> int:
         return 0
 
     def score(self, view: TokenView) -> Scores:
-        half = self.kernel // 2
+        width = int(self.kernel)
+        half = width // 2
         place = view.positions - view.positions.min()
         mass, there = np.zeros((2, place.max() + 1 + 2 * half))
         mass[place + half], there[place + half] = view.signals[Signal.WINDOW_MASS], 1
-        near = np.ones(self.kernel)
+        near = np.ones(width)
         sums, counts = (np.convolve(a, near, "valid")[place] for a in (mass, there))
         pooled: Scores = sums / counts
         return pooled
