@@ -2,14 +2,23 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from harness.oracle import ContentViolation
-from harness.replica import Replica, Setting, prompt
+from harness.replica import BLOCK_SIZE, Replica, Setting, prompt
 from harness.scenes import KEEP_HALF, step_until
 from harness.traffic import run_traffic
-from scheduler.admission import Demand, headroom_blocks, required_blocks
+from scheduler.admission import (
+    Demand,
+    Footprint,
+    footprint_of,
+    headroom_blocks,
+    required_blocks,
+    worst_blocks,
+)
 from worker.admission import Admission
 from worker.block_manager import PoolPort
 
@@ -69,6 +78,37 @@ def test_tokens_that_a_policy_cannot_judge_yet_are_counted(depth: int) -> None:
     replica.check_clean()
     assert replica.scheduler.reclaimer.stats.blocks_given_back >= 12
     assert replica.scheduler.num_preemptions == 0
+
+
+def run_chunks(num_blocks: int) -> int:
+    """Preemptions of prompts that come in chunks of 3 blocks, two of them not measured yet."""
+    vtoken = {"reclaim": "pressure", "low_water": 0, "headroom": 0, "min_chunk_tokens": 96}
+    setting = Setting(depth=3, num_blocks=num_blocks, max_batched=512, stops=False, vtoken=vtoken)
+    replica = Replica(setting)
+    options = {"policy": "h2o", "budget_tokens": 100, "sinks": 0, "recent": 1, "tick_tokens": 4}
+    for i in range(8):
+        replica.arrive(prompt(i, 400), 40, **options, evict_after_tokens=0)
+    replica.run_to_the_end()
+    replica.check_clean()
+    assert replica.counts["finished"] == 8
+    return replica.scheduler.num_preemptions
+
+
+@pytest.mark.parametrize("num_blocks", [26, 34])
+def test_chunks_that_a_policy_cannot_judge_yet_are_counted(
+    num_blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run_chunks(num_blocks) == 0
+
+    def of_one_chunk(*args: Any) -> Footprint:
+        footprint = footprint_of(*args)
+        slack = 3  # as long as outputs are in flight
+        one = worst_blocks(footprint.live + slack, 1, footprint.chunk, BLOCK_SIZE)
+        assert one < footprint.prefill
+        return replace(footprint, prefill=one)
+
+    monkeypatch.setattr("worker.admission.footprint_of", of_one_chunk)
+    assert run_chunks(num_blocks) > 0, "a control"
 
 
 @pytest.mark.parametrize("num_blocks", range(15, 22))
