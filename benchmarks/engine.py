@@ -111,12 +111,10 @@ class Engine:
         while engine.has_unfinished_requests():
             engine.step()
         after = self._counters()
-        tokens = len(latencies) * load.output_tokens
         return {
             "seconds": seconds,
-            "tokens_per_s": tokens / seconds,
-            "latency_p50_s": float(np.percentile(latencies, 50)) if latencies else None,
-            "latency_p95_s": float(np.percentile(latencies, 95)) if latencies else None,
+            "tokens_per_s": len(latencies) * load.output_tokens / seconds,
+            **percentiles(latencies),
             "finished": len(latencies),
             **watch.seen(),
             **{name: after[name] - before[name] for name in after},
@@ -194,6 +192,13 @@ class Engine:
             "tokens_moved": stats.tokens_moved,
             "blocks_given_back": stats.blocks_given_back,
         }
+
+
+def percentiles(latencies: list[float]) -> dict[str, float | None]:
+    if not latencies:
+        return {"latency_p50_s": None, "latency_p95_s": None}
+    middle, high = np.percentile(latencies, [50, 95]).tolist()
+    return {"latency_p50_s": middle, "latency_p95_s": high}
 
 
 class Watch:

@@ -11,6 +11,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("vtoken", "worker", "scheduler", "cluster")
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
+BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
+
 FORBIDDEN = {
     "vtoken": {"vllm", "ray", "worker", "scheduler", "cluster"},
     "scheduler": {"vllm", "ray", "torch", "worker", "cluster"},
@@ -91,7 +93,7 @@ def too_large(path: Path) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
+@pytest.mark.parametrize("path", [*FILES, *BENCHMARKS], ids=name_of)
 def test_files_functions_and_calls_stay_small(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= MAX_FILE_LINES
     assert not too_large(path) - set(ARGUED)
