@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from vllm import SamplingParams
 
+from harness.observing import observations_of
 from vtoken.signals import Measure, Observation
 from worker.probed_layers import spread
 
@@ -22,16 +23,7 @@ TOLERANCE = 1e-4  # of the largest value; two float32 forwards differ by less
 @pytest.fixture
 def seen(start_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> list[Observation]:
     """Every measurement that reaches the scheduler of the shared engine."""
-    runs = start_engine().scheduler.reclaimer.policy_runs
-    found: list[Observation] = []
-    answer = runs.answer
-
-    def keep(observation: Observation) -> None:
-        found.append(observation)
-        answer(observation)
-
-    monkeypatch.setattr(runs, "answer", keep)
-    return found
+    return observations_of(start_engine().scheduler.reclaimer.policy_runs, monkeypatch)
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from harness.observing import observations_of
 from vtoken.signals import Measure, Observation
 
 pytestmark = pytest.mark.gpu
@@ -18,15 +19,7 @@ TOLERANCE = 0.05
 @pytest.fixture
 def seen(engine: Any, monkeypatch: pytest.MonkeyPatch) -> list[Observation]:
     """Every measurement that reaches the scheduler."""
-    runs, found = engine.scheduler.reclaimer.policy_runs, []
-    answer = runs.answer
-
-    def keep(observation: Observation) -> None:
-        found.append(observation)
-        answer(observation)
-
-    monkeypatch.setattr(runs, "answer", keep)
-    return found
+    return observations_of(engine.scheduler.reclaimer.policy_runs, monkeypatch)
 
 
 @pytest.fixture(scope="module")
