@@ -17,7 +17,7 @@ import torch
 from torch.nn.functional import normalize
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from vtoken.policy import Signal, TokenView
+from vtoken.policy import Signal, TokenView, make_policy
 
 Floats = npt.NDArray[np.float64]
 
@@ -61,7 +61,7 @@ class State:
     signals: dict[Signal, Floats] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.policy = self.eviction.make_policy()
+        self.policy = make_policy(self.eviction.policy, self.eviction.seed, self.eviction.sinks)
         self.looks = bool(self.policy.signals) and self.eviction.keep_ratio < 1
 
     def bias(self, new: int) -> torch.Tensor:
