@@ -44,11 +44,15 @@ def make_plan(plan_id: int, num_tokens: int, rng: np.random.Generator) -> Reloca
     )
 
 
+def timing_event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
 def seconds(work: Any, stream: torch.cuda.Stream) -> float:
     """Median device time of one call, by events on the stream that does the work."""
     times = []
     for i in range(RUNS + 3):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = timing_event(), timing_event()
         torch.cuda.synchronize()
         with torch.cuda.stream(stream):
             begin.record()
@@ -67,7 +71,7 @@ def commit_waits(engine: CudaCopyEngine, rng: np.random.Generator) -> list[float
         engine.start([make_plan(i, 1024, rng)])
         torch.cuda.synchronize()
         assert engine.is_done(i)
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = timing_event(), timing_event()
         begin.record()
         engine.wait(i)
         end.record()

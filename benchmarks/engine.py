@@ -88,7 +88,9 @@ class Engine:
         assert self.llm.reset_prefix_cache()
         engine, watch = self.llm.llm_engine, Watch(self.scheduler)
         before = self._counters()
-        waiting, sent, latencies = deque(range(load.num_requests)), {}, []
+        waiting = deque(range(load.num_requests))
+        sent: dict[str, float] = {}
+        latencies: list[float] = []
 
         def send_what_may_be() -> None:
             while waiting and len(sent) < (load.concurrency or load.num_requests):

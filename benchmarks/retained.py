@@ -50,7 +50,8 @@ def grown(engine: Engine, policy: str, seed: int) -> dict[str, Any]:
 
 def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     here = {(row["round"], row["arm"], row["policy"]): row for row in rows}
-    rounds, summary = sorted({row["round"] for row in rows}), {}
+    rounds = sorted({row["round"] for row in rows})
+    summary: dict[str, dict[str, float]] = {}
     for policy in dict.fromkeys(row["policy"] for row in rows):
         ours = [here[i, "vtoken", policy] for i in rounds]
         naive = [here[i, "naive", policy] for i in rounds]

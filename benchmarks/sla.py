@@ -28,7 +28,8 @@ def sweep(
     """One run per concurrency, ascending, until one misses the target (None: the first sets it)."""
     rows = []
     for concurrency in concurrencies:
-        load = Load(concurrency, *tokens, concurrency, seed=concurrency)
+        prompt, output = tokens
+        load = Load(concurrency, prompt, output, concurrency, seed=concurrency)
         row = {"concurrency": concurrency, **arm.call(run_load, load)}
         target = target or SLACK * row["latency_p95_s"]
         rows.append(

@@ -49,8 +49,8 @@ def _measure(
         for number, text in enumerate(texts):
             (output,) = engine.generate([text], eviction, max_tokens=1, prompt_logprobs=0)
             entries = output.prompt_logprobs[1:]
-            found = [entry[token].logprob for entry, token in zip(entries, text[1:], strict=True)]
-            row = _row("vtoken", eviction, number, np.array(found))
+            chosen = [entry[token].logprob for entry, token in zip(entries, text[1:], strict=True)]
+            row = _row("vtoken", eviction, number, np.array(chosen))
             gone = sum(len(r["positions"]) for r in output.audit if r["event"] == "reclaim")
             yield row | {"reclaimed": gone}
 
