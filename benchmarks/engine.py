@@ -80,14 +80,9 @@ class Engine:
         self.core.shutdown()
 
     def run(self, load: Load, stop: Callable[["Watch"], bool] | None = None) -> dict[str, Any]:
-        """Carry out a load; what was seen.
-
-        Args:
-            stop: asked after each step; True gives up and aborts what is left.
-        """
+        """Carry out a load; what was seen. ``stop``, asked after each step, aborts what is left."""
         assert self.llm.reset_prefix_cache()
-        engine, watch = self.llm.llm_engine, Watch(self.scheduler)
-        before = self._counters()
+        engine, watch, before = self.llm.llm_engine, Watch(self.scheduler), self._counters()
         waiting = deque(range(load.num_requests))
         sent: dict[str, float] = {}
         latencies: list[float] = []
@@ -110,8 +105,7 @@ class Engine:
                     break
                 send_what_may_be()
         seconds = time.perf_counter() - begin
-        while engine.has_unfinished_requests():
-            engine.step()
+        self._finish()
         after = self._counters()
         return {
             "seconds": seconds,
@@ -156,8 +150,11 @@ class Engine:
         engine = self.llm.llm_engine
         ids = [*self.scheduler.requests]
         engine.abort_request([request_id.rsplit("-", 1)[0] for request_id in ids])
-        while engine.has_unfinished_requests():
-            engine.step()
+        self._finish()
+
+    def _finish(self) -> None:
+        while self.llm.llm_engine.has_unfinished_requests():
+            self.llm.llm_engine.step()
 
     def rows(self) -> list[dict[str, Any]]:
         """Of each running request: its tokens, and its blocks by vLLM's own row."""
