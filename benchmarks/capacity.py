@@ -110,7 +110,7 @@ def feasible(engine: Engine, load: Load) -> dict[str, Any]:
 
     def hopeless(watch: Watch) -> bool:
         # Admission counts full lengths, so who waits that long waits for somebody's end.
-        late = watch.steps - watch.last_growth > PATIENCE or watch.num_finished > 0
+        late = watch.steps - watch.last_growth > PATIENCE or bool(watch.latencies)
         return watch.preemptions > 0 or (watch.max_running < load.num_requests and late)
 
     row = engine.run(load, stop=hopeless)

@@ -83,9 +83,9 @@ class Engine:
         """Carry out a load; what was seen. ``stop``, asked after each step, aborts what is left."""
         assert self.llm.reset_prefix_cache()
         engine, watch, before = self.llm.llm_engine, Watch(self.scheduler), self._counters()
+        latencies = watch.latencies
         waiting = deque(range(load.num_requests))
         sent: dict[str, float] = {}
-        latencies: list[float] = []
 
         def send_what_may_be() -> None:
             while waiting and len(sent) < (load.concurrency or load.num_requests):
@@ -99,7 +99,6 @@ class Engine:
                 for output in engine.step():
                     if output.finished:
                         latencies.append(time.perf_counter() - sent.pop(output.request_id))
-                watch.num_finished = len(latencies)
                 if stop is not None and stop(watch):
                     engine.abort_request(list(sent))
                     break
@@ -204,7 +203,7 @@ class Watch:
     """Reads the scheduler after each schedule(): the same few attributes of vLLM on every arm.
 
     Attributes:
-        num_finished: requests that have ended; set by the driver.
+        latencies: seconds of each request that has ended; filled by the driver.
         last_growth: step in which more requests ran than ever before.
     """
 
@@ -212,7 +211,8 @@ class Watch:
         self.scheduler = scheduler
         self.pool = scheduler.kv_cache_manager.block_pool
         self.steps = self.max_running = self.preemptions = self.peak_blocks = 0
-        self.num_finished = self.last_growth = 0
+        self.last_growth = 0
+        self.latencies: list[float] = []
         self.schedule_seconds = 0.0
 
     def __enter__(self) -> None:

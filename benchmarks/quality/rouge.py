@@ -4,7 +4,8 @@
 144 prompts of real text, 256 tokens each, greedy. ``policy``: transformers with the mask that the
 audit trail of the engine's run tells, that is the same evictions without any of our memory.
 ``vtoken``: the engine. The gap between the two against the answers of full attention is what the
-substrate costs. Lin, "ROUGE: A Package for Automatic Evaluation of Summaries", 2004, section 3.
+substrate costs (``substrate_rougel_gap_POLICY``: the largest over all ratios). Lin, "ROUGE: A
+Package for Automatic Evaluation of Summaries", 2004, section 3.
 """
 
 from collections.abc import Sequence
@@ -101,6 +102,7 @@ def rouge_l(answer: Sequence[int], reference: Sequence[int]) -> float:
 
 def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     summary = {}
+    gaps_of: dict[str, list[float]] = {}
     for policy, ratio in dict.fromkeys((r["policy"], r["keep_ratio"]) for r in rows):
         own = [r for r in rows if (r["policy"], r["keep_ratio"]) == (policy, ratio)]
         percent, gaps = round(100 * ratio), [r["gap"] for r in own]
@@ -110,4 +112,8 @@ def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         summary[f"rougel_vtoken_{key}"] = once(round(float(np.mean([r["vtoken"] for r in own])), 4))
         summary[f"substrate_rougel_gap_{key}"] = once(round(float(np.mean(gaps)), 5))
         summary[f"substrate_rougel_near_{key}"] = once(round(near, 4))
+        gaps_of.setdefault(policy, []).append(float(np.mean(gaps)))
+    for policy, found in gaps_of.items():
+        largest = max(found, key=abs)
+        summary[f"substrate_rougel_gap_{policy}"] = once(round(largest, 5))
     return summary
