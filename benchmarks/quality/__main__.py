@@ -44,7 +44,8 @@ def main() -> None:
     count = arguments.count or count
     summary, rows = run(model, policies, ratios, count)
     config = {"model": model.name, "policies": policies, "ratios": ratios, "count": count}
-    publish("quality", Part(config, summary, rows, arguments.part))
+    name = "-".join([arguments.part, *policies])
+    publish("quality", Part(config, summary, rows, name))
 
 
 if __name__ == "__main__":
