@@ -49,7 +49,7 @@ class Room:
         without one.
         """
         wanted = self.port.num_free() + count
-        for request in self._candidates(patient=False):
+        for _, request in self._candidates(patient=False):
             if self.port.num_free() >= wanted:
                 break
             self.fill(request)
@@ -66,12 +66,15 @@ class Room:
         surplus = {r.request_id: self.port.surplus(r.request_id) for r in requests}
         if not any(surplus.values()):
             return
-        candidates = [r for r in self._candidates() if r.open_plan is None]
-        gains = [min(surplus[r.request_id], self._bound(r, self.block_size)) for r in candidates]
+        candidates = [
+            (min(bound, surplus[request.request_id]), request)
+            for bound, request in self._candidates()
+            if request.open_plan is None
+        ]
         coming = self.port.num_free() + self.reclaimer.two_phase.gain()
-        if coming + sum(gains) < wanted:
+        if coming + sum(gain for gain, _ in candidates) < wanted:
             return
-        for request, gain in zip(candidates, gains, strict=True):
+        for gain, request in candidates:
             if gain and wanted > self.port.num_free() + self.reclaimer.two_phase.gain():
                 self.fill(request)
 
@@ -87,7 +90,7 @@ class Room:
         slow. Each needs one every ``block_size`` steps, so this many a step keep up.
         """
         count = len(self.reclaimer.requests) // self.block_size + 1
-        for request in islice(self._candidates(), count):
+        for _, request in islice(self._candidates(), count):
             if request.open_plan is None:
                 self.fill(request)
 
@@ -133,8 +136,8 @@ class Room:
         request.totals.reclaims += 1
         audit.note(request, "reclaim", positions=gone, blocks_before=len(row))
 
-    def _candidates(self, patient: bool = True) -> Iterator[EvictingRequest]:
-        """Requests worth a look, those with most to give first.
+    def _candidates(self, patient: bool = True) -> Iterator[tuple[int, EvictingRequest]]:
+        """(blocks it may give, request) of those worth a look, those with most to give first.
 
         Args:
             patient: leave alone who has not grown by a block since the last look.
@@ -145,9 +148,7 @@ class Room:
         wait = self.block_size if patient else 1
         bounds = [(self._bound(request, wait), request) for request in requests]
         bounds.sort(key=lambda item: (item[1].open_plan is not None, -item[0]))
-        for bound, request in bounds:
-            if bound:
-                yield request
+        yield from (item for item in bounds if item[0])
 
     def _bound(self, request: EvictingRequest, wait: int) -> int:
         """Blocks that the request holds beyond what its policy would leave live; 0 less than
