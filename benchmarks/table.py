@@ -48,6 +48,12 @@ LINES = [
         for requests in (16, 48, 256)
     ),
     (
+        "`h2o` measures, nothing evicted, 48 requests at a time: throughput against stock vLLM",
+        "overhead",
+        "probe_throughput_ratio_c48",
+        3,
+    ),
+    (
         "bandwidth of the copies, as a share of a plain copy's",
         "overhead",
         "copy_bandwidth_fraction",
