@@ -20,6 +20,28 @@ LINES = [
         2,
     ),
     ("preemptions", "capacity", "preemptions_vtoken_2048", 0),
+    *(
+        (
+            f"requests of 4,320 + 12,000 tokens at once in {blocks:,} blocks, half kept: {who}",
+            "capacity",
+            f"max_concurrency_{arm}_{blocks}",
+            0,
+        )
+        for blocks in (5427, 11519)
+        for who, arm in (("stock vLLM", "stock"), ("vToken", "vtoken"))
+    ),
+    (
+        "requests of 12,288 + 4,096, half kept: throughput against naive eviction at its p95",
+        "sla",
+        "sla_speedup_random",
+        2,
+    ),
+    (
+        "half of the tokens dead: share of naive eviction's blocks that are given back besides",
+        "retained",
+        "reduction_vs_naive_random",
+        2,
+    ),
     (
         "R-KV's shape (256 requests of 700 + 1,024, 10,800 blocks): throughput against stock vLLM",
         "peer",
