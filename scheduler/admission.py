@@ -115,7 +115,7 @@ def footprint_of(
     live_prefill = live
     # Half a tick more than must be, two blocks at most, so that a filling frees several blocks.
     slack = min(options.tick_tokens // 2, 2 * block_size)
-    if options.make_policy().signals:
+    if options.scorer.signals:
         unseen = options.tick_tokens + lag.depth + lag.late
         chunks = lag.depth * (chunk + 1)
         live = worst_live(options, num_prompt_tokens, full_tokens, unseen)

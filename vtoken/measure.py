@@ -4,7 +4,7 @@
 Shape letters: Q queries, N resident tokens, H query heads, K KV heads, D head size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +12,16 @@ import torch
 from torch.nn.functional import normalize
 
 from vtoken.signals import Measure
+
+How = Literal["mean", "max"]
+# (float32 ``[layers, N]`` of the heads here, how) -> the same of all heads of the tensor-parallel
+# group, whose ranks hold equally many
+OverGroup = Callable[[torch.Tensor, How], torch.Tensor]
+
+
+def no_group(values_LN: torch.Tensor, how: How) -> torch.Tensor:
+    """One rank holds all heads."""
+    return values_LN
 
 
 @dataclass(frozen=True)
@@ -26,7 +36,12 @@ class Heads:
 
     scale: float
     softcap: float = 0.0
-    reduction: Literal["mean", "max"] = "mean"
+    reduction: How = "mean"
+
+    def how(self, measure: Measure) -> How:
+        """How heads are reduced for this measure."""
+        of_mass = measure in (Measure.MEAN_MASS, Measure.LAST_MASS)
+        return self.reduction if of_mass else "mean"
 
 
 def measure_layer(

@@ -7,6 +7,7 @@ One flat name space: ``additional_config={"vtoken": {"policy": "random", ...}}``
 """
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -52,7 +53,13 @@ class EvictionOptions(BaseModel):
             target = min(target, -int(-(length * self.keep_ratio - 1e-9) // 1))
         return target
 
-    def make_policy(self) -> Policy:
+    @cached_property
+    def scorer(self) -> Policy:
+        """The policy itself, made once.
+
+        Raises:
+            OptionError: it cannot be made.
+        """
         return make_policy(self.policy, self.seed, self.sinks, self.policy_knobs)
 
 
@@ -79,7 +86,7 @@ class ReplicaOptions(EvictionOptions):
 
     @property
     def probes(self) -> bool:
-        return bool(self.make_policy().signals) if self.probe is None else self.probe
+        return bool(self.scorer.signals) if self.probe is None else self.probe
 
 
 def parse_replica_options(raw: Mapping[str, Any] | None) -> ReplicaOptions:
@@ -111,10 +118,7 @@ def parse_request_options(
     }
     if extra_args and "vtoken" in extra_args:
         raise OptionError("`vtoken`: use flat keys such as `vtoken.policy` in vllm_xargs")
-    fields = EvictionOptions.model_fields
-    if not own:
-        return EvictionOptions(**{name: getattr(replica, name) for name in fields})
-    base = {name: getattr(replica, name) for name in fields}
+    base = {name: getattr(replica, name) for name in EvictionOptions.model_fields}
     if own.get("policy") == "keep_all" or "budget_tokens" in own or "keep_ratio" in own:
         base["budget_tokens"] = base["keep_ratio"] = None
     if own.get("policy", replica.policy) != replica.policy:
@@ -143,7 +147,7 @@ def _validate(model: type[ModelT], raw: dict[str, Any], prefix: str) -> ModelT:
 
 
 def _check_combination(options: EvictionOptions, replica: ReplicaOptions, prefix: str) -> None:
-    policy = options.make_policy()  # refuses an unknown name
+    policy = options.scorer  # refuses an unknown name
     if policy.signals and not replica.probes:
         raise OptionError(
             f"`{prefix}policy`={options.policy!r} looks at {', '.join(sorted(policy.signals))}, "

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from inspect import signature
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -95,26 +95,34 @@ def make_policy(
     from vtoken.policies import POLICIES
 
     factory: Callable[..., Policy] | None = POLICIES.get(name)
-    if factory is None:
-        for point in entry_points(group=POLICY_GROUP, name=name):
-            factory = point.load()
-    if factory is None:
+    points = [] if factory else entry_points(group=POLICY_GROUP, name=name)
+    if not factory and not points:
         known = ", ".join(policy_names())
         raise OptionError(f"`policy`={name!r} is unknown; choose one of: {known}")
-    if knobs:  # most have none, and looking takes longer than making the policy
-        has = set(signature(factory).parameters) - {"seed", "sinks"}
-        if unknown_knobs := ", ".join(sorted(set(knobs) - has)):
-            known = ", ".join(sorted(has)) or "none"
-            raise OptionError(f"`policy`={name!r} has no knob {unknown_knobs}; known: {known}")
     try:
+        for point in points:
+            factory = point.load()
+        assert factory is not None
+        if knobs:  # most have none, and looking takes longer than making the policy
+            _check_knobs(name, factory, knobs)
         policy = factory(seed=seed, sinks=sinks, **knobs)
         unknown = frozenset(policy.signals) - frozenset(Signal)
+        _ = int(policy.num_protected)
+    except OptionError:
+        raise
     except Exception as error:  # of somebody else's code anything may come
         raise OptionError(f"`policy`={name!r} cannot be made: {error!r}") from error
     if unknown:
         known = ", ".join(Signal)
         raise OptionError(f"`policy`={name!r} needs signals {sorted(unknown)}; there are {known}")
     return policy
+
+
+def _check_knobs(name: str, factory: Callable[..., Policy], knobs: Mapping[str, Any]) -> None:
+    has = set(signature(factory).parameters) - {"seed", "sinks"}
+    if unknown := ", ".join(sorted(set(knobs) - has)):
+        known = ", ".join(sorted(has)) or "none"
+        raise OptionError(f"`policy`={name!r} has no knob {unknown}; known: {known}")
 
 
 def checked_scores(policy: Policy, view: TokenView) -> tuple[Scores, Mask]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from vtoken.errors import PlanError, PolicyError
 from vtoken.request import EvictingRequest
-from vtoken.signals import Observation, Probe
+from vtoken.signals import Measure, Observation, Probe
 from vtoken.ticks import TickQueue
 
 if TYPE_CHECKING:
@@ -120,7 +120,9 @@ class PolicyRuns:
         table.sync_new_tokens(self.port.row_from(request.request_id, len(table.block_ids)), length)
         request.asked_at = length
         request.next_tick = length + request.options.tick_tokens
-        num_queries = min(self.reclaimer.options.probe_queries, length - request.first_computed)
+        only_last = request.measures == (Measure.LAST_MASS,)
+        window = 1 if only_last else self.reclaimer.options.probe_queries
+        num_queries = min(window, length - request.first_computed)
         header = request.request_id, request.incarnation, table.epoch, length
         self._probes.append(Probe(*header, num_queries, request.measures))
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from vtoken.measure import Heads, measure_layer
+from vtoken.measure import Heads, OverGroup, measure_layer, no_group
 from vtoken.query_ring import QueryRing
 from vtoken.signals import Floats, Probe
 
@@ -24,6 +24,7 @@ class CpuProbe:
     Args:
         ring: with as many layers as ``keys_of`` and ``num_rows`` rows.
         keys_of: for each probed layer slots int64 ``[N]`` -> keys ``[N, K, D]``.
+        over_group: adds the heads of the other tensor-parallel ranks.
     """
 
     def __init__(
@@ -32,8 +33,10 @@ class CpuProbe:
         keys_of: Sequence[Callable[[Int64s], torch.Tensor]],
         heads: Heads,
         num_rows: int,
+        over_group: OverGroup = no_group,
     ) -> None:
         self.ring = ring
+        self.over_group = over_group
         self.keys_of = keys_of
         self.heads = heads
         self._rows: dict[str, int] = {}
@@ -78,9 +81,11 @@ class CpuProbe:
 
     def _measure_one(self, probe: Probe, slots: Int64s, positions: Int32s) -> Floats:
         row, where = self._rows[probe.request_id], torch.from_numpy(positions.astype(np.int64))
-        total = torch.zeros(len(probe.measures), positions.size)
+        layers = []
         for layer, keys_of in enumerate(self.keys_of):
             query = self.ring.read(layer, row, probe.length, probe.num_queries)
-            total += measure_layer(query, keys_of(slots), where, self.heads, probe.measures)
-        measured: Floats = (total / len(self.keys_of)).numpy()
+            layers.append(measure_layer(query, keys_of(slots), where, self.heads, probe.measures))
+        by_measure = zip(probe.measures, torch.stack(layers, 1), strict=True)
+        rows = [self.over_group(values, self.heads.how(m)).mean(0) for m, values in by_measure]
+        measured: Floats = torch.stack(rows).numpy()
         return measured

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 import triton
 
-from vtoken.measure import Heads
+from vtoken.measure import Heads, OverGroup, no_group
 from vtoken.probe_kernels import attention_kernel, key_kernel, place_kernel
 from vtoken.signals import Floats, Measure, Probe
 
@@ -81,7 +81,7 @@ class CudaProbe:
     Args:
         caches: of the probed layers, ``[B, K, S, 2D]``, all with the same strides.
         row_of: request -> its row in the engine's request state.
-        reduce: means of ``[M, N]`` over the tensor-parallel group, whose ranks hold other heads.
+        over_group: adds the heads of the other tensor-parallel ranks.
     """
 
     def __init__(
@@ -90,10 +90,11 @@ class CudaProbe:
         caches: Sequence[torch.Tensor],
         heads: Heads,
         row_of: Callable[[str], int],
-        reduce: Callable[[torch.Tensor], torch.Tensor] = lambda values: values,
+        over_group: OverGroup = no_group,
     ) -> None:
         self.queries, self.window = ring.queries, ring.window
-        self.caches, self.heads, self.row_of, self.reduce = caches, heads, row_of, reduce
+        self.caches, self.heads, self.row_of = caches, heads, row_of
+        self.over_group = over_group
         self.device = ring.queries.device
         addresses = np.array([cache.data_ptr() for cache in caches], np.uint64)
         self._addresses = torch.from_numpy(addresses).to(self.device)
@@ -128,7 +129,7 @@ class CudaProbe:
     def _measure(self, targets: list[Target]) -> Callable[[], list[Floats]]:
         wanted = [m for m in Measure if any(m in probe.measures for probe, _, _ in targets)]
         sizes = [slots.size for _, slots, _ in targets]
-        values = self.reduce(self._launch(targets, wanted, sizes))
+        values = self._launch(targets, wanted, sizes)
         on_host = values.to("cpu", non_blocking=True)
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done.record()
@@ -163,11 +164,13 @@ class CudaProbe:
             rows |= self._attention(about, slots_N, positions_N, len(targets))
         if set(wanted) & set(OF_KEYS):
             rows |= self._keys(about, slots_N, len(targets))
-        return torch.stack([rows[measure] for measure in wanted])
+        over_all = [self.over_group(rows[m], self.heads.how(m)).mean(0) for m in wanted]
+        return torch.stack(over_all)
 
     def _attention(
         self, about: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, count: int
     ) -> dict[Measure, torch.Tensor]:
+        """``[L, N]`` each."""
         cache, heads = self.caches[0], self.heads
         num_layers, _, num_heads, size = self.queries.shape
         out = torch.empty(3, num_layers, num_heads, slots.shape[0], device=self.device)
@@ -183,12 +186,13 @@ class CudaProbe:
             SOFTCAP=bool(heads.softcap),
         )  # fmt: skip
         over = torch.amax if heads.reduction == "max" else torch.mean
-        mass, last = (over(values, 1).mean(0) for values in out[:2])
-        return dict(zip(OF_ATTENTION, (mass, last, out[2].mean((0, 1))), strict=True))
+        rows = over(out[0], 1), over(out[1], 1), out[2].mean(1)
+        return dict(zip(OF_ATTENTION, rows, strict=True))
 
     def _keys(
         self, about: torch.Tensor, slots: torch.Tensor, count: int
     ) -> dict[Measure, torch.Tensor]:
+        """``[L, N]`` each."""
         cache = self.caches[0]
         num_layers, num_kv_heads = self.queries.shape[0], cache.shape[1]
         out = torch.empty(2, num_layers, num_kv_heads, slots.shape[0], device=self.device)
@@ -199,7 +203,7 @@ class CudaProbe:
             SIZE=cache.shape[2], D=self.queries.shape[3],
             D_UP=triton.next_power_of_2(self.queries.shape[3]), BLOCK=64,
         )  # fmt: skip
-        return dict(zip(OF_KEYS, out.mean((1, 2)), strict=True))
+        return dict(zip(OF_KEYS, out.mean(2), strict=True))
 
     def _to_device(self, values: Int64s) -> torch.Tensor:
         return torch.from_numpy(values).pin_memory().to(self.device, non_blocking=True)

@@ -58,7 +58,7 @@ class EvictingRequest:
         self.request_id = request_id
         self.incarnation = incarnation
         self.options = options
-        self.policy = options.make_policy()
+        self.policy = options.scorer
         self.signals = SignalStore(self.policy.signals)
         self.measures = measures_for(self.policy.signals)
         self.num_prompt_tokens = 0
@@ -180,4 +180,5 @@ class EvictingRequest:
         positions = self.table.positions[indices]
         budget = self.options.live_target(length)
         signals = self.signals.of(positions) if self.measures else {}
+        positions.setflags(write=False)  # it is used again after the policy has seen it
         return TokenView(positions, length, self.num_prompt_tokens, budget, signals)

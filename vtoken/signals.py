@@ -22,20 +22,22 @@ Scores = npt.NDArray[np.float64]
 class Signal(StrEnum):
     """What a policy can ask for. Attention is averaged over probed layers and heads.
 
-    Only the latest queries are looked at. Sums take them for all queries since the measurement
-    before, as far as those came after the token.
+    Only the latest queries are looked at, ``probe_queries`` of them (the observation window). The
+    sum takes them for all queries since the measurement before, as far as those came after the
+    token.
 
     ATTENTION_MASS: attention received, summed over all queries so far.
-    LOW_COUNT: queries so far, at each the share of heads that gave it less than the average.
-    WINDOW_MASS: mean attention by the latest queries (the observation window).
+    WINDOW_MASS: mean attention by the window's queries.
+    LOW_SHARE: persistence: the share of the window's queries and heads that gave the token less
+        than the average of what they saw.
     LAST_MASS: attention by the latest query.
     KEY_NORM: L2 norm of the key, mean over layers and KV heads.
     KEY_SIMILARITY: cosine of the key and the mean direction of all resident keys, likewise.
     """
 
     ATTENTION_MASS = "attention_mass"
-    LOW_COUNT = "low_count"
     WINDOW_MASS = "window_mass"
+    LOW_SHARE = "low_share"
     LAST_MASS = "last_mass"
     KEY_NORM = "key_norm"
     KEY_SIMILARITY = "key_similarity"
@@ -54,8 +56,8 @@ class Measure(StrEnum):
 # signal -> (the measure it is made of, whether measurements are added up)
 _MADE_OF: Mapping[Signal, tuple[Measure, bool]] = {
     Signal.ATTENTION_MASS: (Measure.MEAN_MASS, True),
-    Signal.LOW_COUNT: (Measure.LOW_SHARE, True),
     Signal.WINDOW_MASS: (Measure.MEAN_MASS, False),
+    Signal.LOW_SHARE: (Measure.LOW_SHARE, False),
     Signal.LAST_MASS: (Measure.LAST_MASS, False),
     Signal.KEY_NORM: (Measure.KEY_NORM, False),
     Signal.KEY_SIMILARITY: (Measure.KEY_SIMILARITY, False),

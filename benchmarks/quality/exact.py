@@ -77,8 +77,8 @@ class State:
         self._put(Signal.WINDOW_MASS, mean_CN[-window:].mean(0))
         self._put(Signal.LAST_MASS, mean_CN[-1])
         self._add(Signal.ATTENTION_MASS, mean_CN.sum(0))
-        if Signal.LOW_COUNT in wanted:
-            self._add(Signal.LOW_COUNT, self._low(attentions))
+        if Signal.LOW_SHARE in wanted:
+            self._put(Signal.LOW_SHARE, self._low([w[:, :, -window:] for w in attentions]))
         if Signal.KEY_NORM in wanted:
             norms = [layer.keys[0].norm(dim=-1).mean(0) for layer in self.cache.layers]
             self._put(Signal.KEY_NORM, torch.stack(norms).mean(0))
@@ -86,11 +86,11 @@ class State:
             self._put(Signal.KEY_SIMILARITY, self._similarity())
 
     def _low(self, attentions: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Queries, at each the share of heads that gave a token less than the average."""
+        """Share of the latest queries and of heads that gave a token less than the average."""
         new = attentions[0].shape[2]
         seen_CN = self.bias(new) == 0
         average_C1 = 1 / seen_CN.sum(1, keepdim=True)
-        low = [((w[0] < average_C1) & seen_CN).float().mean(0).sum(0) for w in attentions]
+        low = [((w[0] < average_C1) & seen_CN).float().mean((0, 1)) for w in attentions]
         return torch.stack(low).mean(0)
 
     def _similarity(self) -> torch.Tensor:

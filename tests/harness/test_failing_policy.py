@@ -8,6 +8,7 @@ import pytest
 
 from harness.replica import BLOCK_SIZE, Replica, prompt
 from harness.scenes import KEEP_HALF, open_plan, step_until, with_open_plan
+from vtoken.policies import POLICIES, StreamingLLM
 from vtoken.policy import TokenView
 
 Make = Callable[..., Replica]
@@ -21,6 +22,12 @@ class Raising:
 
     def score(self, view: TokenView) -> np.ndarray:
         raise KeyError("layer 7")
+
+
+class Scribbling(Raising):
+    def score(self, view: TokenView) -> np.ndarray:
+        view.positions[:] = 0
+        return view.positions.astype(np.float64)
 
 
 class Unsure(Raising):
@@ -107,6 +114,36 @@ def test_it_is_booked_at_full_length_and_is_the_first_to_be_preempted(
     assert preempted == {"r2"}
     assert summaries["r2"]["policy_error"]
     assert summaries["r2"]["policy"] == "streaming_llm"
+
+
+def test_one_that_writes_into_what_it_is_shown_is_switched_off(
+    make: Make, summaries: dict[str, Any]
+) -> None:
+    replica = make(num_blocks=40)
+    with_open_plan(replica)
+    replica.scheduler.reclaimer.requests["r1"].policy = Scribbling()
+    step_until(replica, lambda: replica.scheduler.reclaimer.stats.policies_disabled, lag=9)
+    replica.run_to_the_end()
+    assert "read-only" in summaries["r1"]["policy_error"]
+
+
+def test_a_policy_is_made_once_for_each_request(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it may fail: at the request's arrival, which refuses it."""
+    made: list[StreamingLLM] = []
+
+    def factory(**knobs: Any) -> StreamingLLM:
+        made.append(StreamingLLM(**knobs))
+        return made[-1]
+
+    monkeypatch.setitem(POLICIES, "fragile", factory)
+    replica = make(num_blocks=40)
+    replica.arrive(prompt(0, 260), 160, **(KEEP_HALF | {"policy": "fragile"}))
+    step_until(replica, lambda: "r1" in replica.scheduler.reclaimer.requests)
+    assert replica.scheduler.reclaimer.requests["r1"].policy is made[0]
+    replica.run_to_the_end()
+    assert len(made) == 1 and replica.counts["finished"] == 1
 
 
 def test_scores_that_are_not_numbers_keep_their_tokens_and_are_counted(

@@ -203,16 +203,16 @@ def test_a_policys_own_knobs_reach_it(
 ) -> None:
     parsed = parse_replica_options({"policy": "h2o", "budget_tokens": 64, "policy_knobs": replica})
     own = {f"vtoken.policy_knobs.{name}": value for name, value in sent.items()}
-    assert parse_request_options(own, parsed).make_policy() == policy
+    assert parse_request_options(own, parsed).scorer == policy
 
 
 def test_another_policy_has_other_knobs() -> None:
     knobs = {"recent_share": 0.75}
     replica = parse_replica_options({"policy": "h2o", "budget_tokens": 64, "policy_knobs": knobs})
     options = parse_request_options({"vtoken.policy": "snapkv"}, replica)
-    assert options.make_policy() == SnapKV(sinks=4)
+    assert options.scorer == SnapKV(sinks=4)
     sent = {"vtoken.policy": "snapkv", "vtoken.policy_knobs.kernel": 7}
-    assert parse_request_options(sent, replica).make_policy() == SnapKV(sinks=4, kernel=7)
+    assert parse_request_options(sent, replica).scorer == SnapKV(sinks=4, kernel=7)
 
 
 @pytest.mark.parametrize(

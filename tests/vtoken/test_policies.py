@@ -86,7 +86,7 @@ def test_another_seed_keeps_another_sample() -> None:
 def test_scores_do_not_depend_on_the_order_of_the_view(policy: str, length: int) -> None:
     positions = np.arange(length, dtype=np.int32)
     order = np.random.default_rng(1).permutation(length)
-    scorer = EvictionOptions(policy=policy, budget_tokens=1).make_policy()
+    scorer = EvictionOptions(policy=policy, budget_tokens=1).scorer
     numbers = np.random.default_rng(2).random(length)
     signals = {signal: numbers * (2 + i) for i, signal in enumerate(sorted(scorer.signals))}
     scores = scorer.score(TokenView(positions, length, 5, 64, signals))
@@ -188,7 +188,7 @@ def scores_of(policy: str, budget: int = 4, **signals: list[float]) -> list[floa
     """Scores of tokens 0, 1, 2, ... with these signals."""
     arrays = {Signal(name): np.array(values) for name, values in signals.items()}
     (size,) = {array.size for array in arrays.values()}
-    scorer = EvictionOptions(policy=policy, budget_tokens=budget).make_policy()
+    scorer = EvictionOptions(policy=policy, budget_tokens=budget).scorer
     assert scorer.signals == set(arrays)
     view = TokenView(np.arange(size, dtype=np.int32), size, 0, budget, arrays)
     return scorer.score(view).tolist()
@@ -200,7 +200,7 @@ def test_h2o_keeps_heavy_hitters_and_half_of_the_budget_of_latest_tokens() -> No
 
 
 def test_scissorhands_keeps_what_was_seldom_below_the_average() -> None:
-    assert scores_of("scissorhands", low_count=[0.0, 7.5, 3.0]) == [0.0, -7.5, -3.0]
+    assert scores_of("scissorhands", low_share=[0.0, 7.5, 3.0]) == [0.0, -7.5, -3.0]
 
 
 def test_tova_keeps_what_the_latest_query_looks_at() -> None:
@@ -217,7 +217,7 @@ def test_snapkv_s_neighbours_are_those_of_the_text() -> None:
     positions = np.array([4000, 7, 2, 4001], np.int32)
     mass = np.array([0.0, 1.0, 3.0, 4.0])
     view = TokenView(positions, 5000, 0, 4, {Signal.WINDOW_MASS: mass})
-    scores = EvictionOptions(policy="snapkv", budget_tokens=4).make_policy().score(view)
+    scores = EvictionOptions(policy="snapkv", budget_tokens=4).scorer.score(view)
     assert scores.tolist() == [2.0, 1.0, 3.0, 2.0]
 
 

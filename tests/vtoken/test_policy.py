@@ -120,6 +120,47 @@ def test_a_policy_that_cannot_be_made_is_an_option_error(monkeypatch: pytest.Mon
         make_policy("learned", seed=0, sinks=4)
 
 
+class Point:
+    """An installed package's entry point."""
+
+    name = "theirs"
+
+    def __init__(self, policy: Any) -> None:
+        self.policy = policy
+
+    def load(self) -> Any:
+        if isinstance(self.policy, Exception):
+            raise self.policy
+        return self.policy
+
+
+class Shy:
+    signals = frozenset[str]()
+
+    def __init__(self, seed: int, sinks: int) -> None: ...
+
+    @property
+    def num_protected(self) -> int:
+        raise RuntimeError("no config")
+
+
+@pytest.mark.parametrize(
+    ("policy", "knobs", "cause"),
+    [
+        (ImportError("needs scipy"), {}, "needs scipy"),
+        (7, {}, "not callable"),
+        (7, {"width": 3}, "not a callable"),
+        (Shy, {}, "no config"),
+    ],
+)
+def test_an_entry_point_that_is_broken_is_an_option_error(
+    monkeypatch: pytest.MonkeyPatch, policy: Any, knobs: dict[str, int], cause: str
+) -> None:
+    monkeypatch.setattr("vtoken.policy.entry_points", lambda **_: [Point(policy)])
+    with pytest.raises(OptionError, match=f"`policy`='theirs' cannot be made: .*{cause}"):
+        make_policy("theirs", 0, 4, knobs)
+
+
 def test_infinite_scores_can_be_ranked() -> None:
     class Extreme:
         num_protected = 0
@@ -145,6 +186,7 @@ def test_a_score_that_is_not_a_number_is_told_apart() -> None:
 
 def test_a_policy_that_needs_an_unknown_signal_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class Curious:
+        num_protected = 0
         signals = frozenset({"value_norm"})
 
         def __init__(self, seed: int, sinks: int) -> None: ...

@@ -33,12 +33,10 @@ def test_signals_are_what_a_plain_dict_says(rounds: list[tuple[int, set[int], in
             # Of the 1 + seed queries looked at, so many could see it.
             share = min(1 + seed, length - p) / (1 + seed)
             queries = min(length - before, length - p) / share
-            for signal, measure in (
-                (Signal.ATTENTION_MASS, Measure.MEAN_MASS),
-                (Signal.LOW_COUNT, Measure.LOW_SHARE),
-            ):
-                old = model[signal].get(p, 0.0)
-                model[signal][p] = old + queries * measured[measure][i]
+            old = model[Signal.ATTENTION_MASS].get(p, 0.0)
+            new_mass = queries * measured[Measure.MEAN_MASS][i]
+            model[Signal.ATTENTION_MASS][p] = old + new_mass
+            model[Signal.LOW_SHARE][p] = measured[Measure.LOW_SHARE][i]
             model[Signal.WINDOW_MASS][p] = measured[Measure.MEAN_MASS][i]
             model[Signal.LAST_MASS][p] = measured[Measure.LAST_MASS][i]
             model[Signal.KEY_NORM][p] = measured[Measure.KEY_NORM][i]

@@ -10,9 +10,9 @@ from vtoken.policy import Scores, Signal, TokenView
 class H2O:
     """Keep heavy hitters: the tokens that received most attention so far, and the latest ones.
 
-    score = attention mass summed over all queries; infinity for the latest ``recent_share`` of the
-    budget. Zhang et al., "H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large
-    Language Models", arXiv 2306.14048.
+    score = attention mass summed over all queries, averaged over heads and layers; infinity for
+    the latest ``recent_share`` of the budget. Zhang et al., "H2O: Heavy-Hitter Oracle for Efficient
+    Generative Inference of Large Language Models", arXiv 2306.14048.
 
     Knobs:
         recent_share: of the budget, kept for the latest tokens (0 to 1; the paper's half).

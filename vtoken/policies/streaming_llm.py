@@ -11,10 +11,10 @@ class StreamingLLM:
     """Keep the first tokens (attention sinks) and a window of the latest ones.
 
     score = position, and infinity for the sinks. Xiao et al., "Efficient Streaming Language
-    Models with Attention Sinks", arXiv 2309.17453.
+    Models with Attention Sinks", arXiv 2309.17453. Tokens keep their positions in the text here;
+    the paper numbers them anew inside the cache.
 
-    Knobs:
-        sinks: how many first tokens are kept (tokens).
+    Knobs: none of its own; the request's ``sinks`` says how many first tokens are kept.
     """
 
     seed: int = 0
