@@ -70,6 +70,11 @@ class Footprint:
     prefill: int
     full: int
 
+    @classmethod
+    def in_full(cls, num_blocks: int) -> "Footprint":
+        """Of a request that gives nothing back from now on."""
+        return cls(0, 0, num_blocks, num_blocks, num_blocks)
+
     @property
     def least(self) -> int:
         """The least that ``cap`` ever says."""

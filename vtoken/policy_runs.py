@@ -73,11 +73,11 @@ class PolicyRuns:
     def disable(self, request: EvictingRequest, error: PolicyError) -> None:
         """Its policy does not work: it goes on without, its memory booked anew, and says so."""
         logger.error("request %s goes on without its policy: %s", request.request_id, error)
-        request.is_over = True
+        request.switch_policy_off()
         request.totals.policy_error = str(error)
         self.reclaimer.stats.policies_disabled += 1
         self.disabled.append(request.request_id)
-        self.reclaimer.planner.forget(request.request_id)
+        self.reclaimer.planner.note(request)
 
     def take_probes(self) -> tuple[Probe, ...]:
         probes = tuple(self._probes)
@@ -88,7 +88,9 @@ class PolicyRuns:
         """A shard has measured. An answer about another incarnation comes too late."""
         probe = observation.probe
         request = self.reclaimer.requests.get(probe.request_id)
-        if request is None or request.incarnation != probe.incarnation or request.is_over:
+        if request is None or request.incarnation != probe.incarnation:
+            return
+        if not request.asks_policy:
             return
         if not observation.reason:
             request.failed_probes = 0
@@ -108,7 +110,7 @@ class PolicyRuns:
                 self.run(request, length)
             elif length != request.asked_at:  # a prefill may wait for its next chunk
                 self._ask(request, length)
-        if request.is_over:
+        if not request.asks_policy:
             return
         # A decoding request grows by at most one token a step; a prefill may end any time.
         wait = 1 if length < request.prefill_end else max(1, request.next_tick - length)
@@ -128,5 +130,5 @@ class PolicyRuns:
 
     def _length_of(self, request: EvictingRequest) -> int | None:
         """None when this incarnation has ended, or its policy has."""
-        runs = self.reclaimer.requests.get(request.request_id) is request and not request.is_over
+        runs = self.reclaimer.requests.get(request.request_id) is request and request.asks_policy
         return self.port.length(request.request_id) if runs else None

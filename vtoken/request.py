@@ -10,6 +10,7 @@ import numpy.typing as npt
 from vtoken.backends import Draft
 from vtoken.options import EvictionOptions
 from vtoken.plan import RelocationPlan, plan_digest
+from vtoken.policies.keep_all import KeepAll
 from vtoken.policy import TokenView, checked_scores, choose_victims, protected_mask
 from vtoken.signals import SignalStore, measures_for
 from vtoken.table import TokenTable
@@ -30,7 +31,6 @@ class RequestTotals:
     tokens_evicted: int = 0
     blocks_given_back: int = 0
     reclaims: int = 0
-    preemptions: int = 0
     scores_nan: int = 0
     policy_error: str = ""
 
@@ -48,8 +48,8 @@ class EvictingRequest:
         failed_probes: measurements in a row that a rank has refused.
         asked_at: length at which it was measured last.
         exceeds_its_cap: scores that are no numbers have kept tokens that it should have given up.
-        is_over: no more policy, no more plans: its policy is switched off, or it only waits for
-            the engine to end it.
+        policy_is_off: its policy has failed: nothing more dies. What is dead is still reclaimed.
+        is_over: no more policy, no more plans: it only waits for the engine to end it.
     """
 
     def __init__(
@@ -70,8 +70,15 @@ class EvictingRequest:
         self.open_plan: RelocationPlan | None = None
         self.refusals = self.failed_probes = 0
         self.asked_at = -1
-        self.exceeds_its_cap = self.is_over = False
+        self.exceeds_its_cap = self.policy_is_off = self.is_over = False
         self.totals = RequestTotals()
+
+    @property
+    def asks_policy(self) -> bool:
+        return not (self.is_over or self.policy_is_off)
+
+    def switch_policy_off(self) -> None:
+        self.policy, self.policy_is_off = KeepAll(), True
 
     @property
     def awaits_signals(self) -> bool:
@@ -85,7 +92,7 @@ class EvictingRequest:
     def excess(self, length: int) -> int:
         """Live tokens that can go at ``length``, protection aside. What was never measured stays,
         so of a policy with signals this is what it gives when blocks are short."""
-        if length < self.options.evict_after_tokens:
+        if self.policy_is_off or length < self.options.evict_after_tokens:
             return 0
         live = self.num_live(length)
         wanted = live - self.options.live_target(length)

@@ -55,10 +55,10 @@ class Admission:
         self._footprints[request.request_id] = footprint
 
     def book_in_full(self, request: Request) -> None:
-        """From now on nothing is reclaimed from it: it will hold all that it has not given back."""
+        """Nothing more of it dies: it will hold all that it has not given back so far."""
         shift = self.scheduler.block_manager.shift.get(request.request_id, 0)
         full = blocks_for(self._full_tokens(request) - shift, self.block_size)
-        self._footprints[request.request_id] = Footprint(0, 0, full, full, full)
+        self._footprints[request.request_id] = Footprint.in_full(full)
 
     def remove(self, request_id: str) -> None:
         self._footprints.pop(request_id, None)
@@ -84,6 +84,18 @@ class Admission:
         newly_shared = sum(block.ref_cnt == 1 for block in hits)
         fresh = unheld - len(hits)
         return self._or_wait(Demand(max(cap + fresh, 0) + newly_shared, max(full + fresh, 0)))
+
+    def required_more(self, missing: int) -> int:
+        """Blocks that must be free for the next turn of a streaming session, which holds its row
+        while it waits.
+
+        Args:
+            missing: blocks that it lacks.
+        """
+        required = None
+        if self.compacts and self._owed().full:
+            required = self._or_wait(Demand(missing, missing))
+        return missing if required is None else required
 
     def _or_wait(self, new: Demand) -> int | None:
         """The free blocks that admitting it takes; if too few are, they are noted as wanted."""

@@ -5,7 +5,7 @@ Selected by the KV cache group's role: plain registration conflicts with vLLM's 
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,9 @@ from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.request import Request
 
 from vtoken.reclaimer import Reclaimer
+
+if TYPE_CHECKING:
+    from worker.admission import Admission
 
 ROLE = "vtoken"
 
@@ -26,13 +29,12 @@ class VTokenBlockManager(FullAttentionManager):
         shift: request id -> tokens that have left its row, for requests reclaimed from.
         reclaimer: told about every row that is given up; set by the scheduler.
         cause_of: request id -> why its row is given up now; set by the scheduler.
-        admission: request id, hit blocks -> blocks that must be free, or None for the stock rule;
-            set by the scheduler.
+        admission: says how many blocks must be free to admit a request; set by the scheduler.
     """
 
     reclaimer: Reclaimer
     cause_of: Callable[[str], str]
-    admission: Callable[[str, Sequence[KVCacheBlock]], int | None]
+    admission: "Admission"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -51,9 +53,13 @@ class VTokenBlockManager(FullAttentionManager):
         if row:  # running: the hot path
             resident = num_tokens - self.shift.get(request_id, 0)
             missing = -(-resident // self.block_size) - len(row)
-            return self._make_room(request_id, num_tokens, missing) if missing > 0 else 0
+            if missing <= 0:
+                return 0
+            if apply_admission_cap:
+                return self.admission.required_more(missing)
+            return self._make_room(request_id, num_tokens, missing)
         if apply_admission_cap:
-            required = self.admission(request_id, new_computed_blocks)
+            required = self.admission.required(request_id, new_computed_blocks)
             if required is not None:
                 return required
         return super().get_num_blocks_to_allocate(

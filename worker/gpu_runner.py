@@ -42,7 +42,6 @@ class VTokenGPUModelRunner(GPUModelRunner):
         self._lengths = torch.zeros_like(buffers.seq_lens)
         self._shift = torch.zeros_like(self.req_states.num_computed_tokens.gpu)
         self._shift_np = np.zeros(self._shift.shape[0], np.int32)
-        self._any_shift = False
         self._prepared: Any = None
         self._rows: dict[str, list[int]] = {}
         self._spliced: list[str] = []
@@ -152,7 +151,6 @@ class VTokenGPUModelRunner(GPUModelRunner):
     def _set_shifts(self, indices: list[int], shifts: list[int]) -> None:
         if indices:
             self._shift_np[indices] = shifts
-            self._any_shift = bool(self._shift_np.any())
             where = async_tensor_h2d(indices, device=self.device, dtype=torch.int64)
             values = async_tensor_h2d(shifts, device=self.device, dtype=self._shift.dtype)
             self._shift.index_copy_(0, where, values)
@@ -175,7 +173,8 @@ class VTokenGPUModelRunner(GPUModelRunner):
                 input_batch.positions,
                 input_batch.num_tokens_after_padding,
             )
-        if not self._any_shift:  # indices are positions, and lengths are copied below
+        if not self._shift_np[input_batch.idx_mapping_np].any():
+            # Indices are positions, and lengths are copied below.
             return super().prepare_attn(input_batch)
         self._prepared = input_batch
         computed = self.req_states.num_computed_tokens.gpu - self._shift

@@ -51,7 +51,7 @@ class VTokenScheduler(AsyncScheduler):
         self.reclaimer = Reclaimer(self.replica_options, self.block_size, 1, port)
         self.block_manager.reclaimer = self.reclaimer
         self.block_manager.cause_of = self._cause_of
-        self.block_manager.admission = self.admission.required
+        self.block_manager.admission = self.admission
         self.check = checks_enabled(self.replica_options)
         group = kv_cache_config.kv_cache_groups[0]
         page_bytes = group.kv_cache_spec.page_size_bytes * len(group.layer_names)
@@ -96,6 +96,8 @@ class VTokenScheduler(AsyncScheduler):
             self._disable(reclaimer.policy_runs.disabled.pop())
         while reclaimer.policy_runs.unbounded:
             self._book_in_full(reclaimer.policy_runs.unbounded.pop())
+        for request_id in self.booked_in_full:  # it may have given back more since
+            self.admission.book_in_full(self.requests[request_id])
         if orders:
             output.vtoken = orders
         used = reclaimer.port.num_blocks() - reclaimer.port.num_free()
@@ -127,8 +129,6 @@ class VTokenScheduler(AsyncScheduler):
         self.admission.blocked = True
         self.num_preemptions += 1
         super()._preempt_request(request, *args, **kwargs)
-        if request.request_id in self.booked_in_full:
-            self.admission.book_in_full(request)  # what it had given back it needs again
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
         summary = finished_request(self, request)

@@ -38,14 +38,9 @@ def finished_request(scheduler: "VTokenScheduler", request: Request) -> dict[str
 
 def replica_status(scheduler: "VTokenScheduler") -> dict[str, Any]:
     """Blocks, tokens and counters of a replica. Walks all requests: for people and scrapes."""
-    reclaimer, manager = scheduler.reclaimer, scheduler.block_manager
+    reclaimer = scheduler.reclaimer
     total, free = reclaimer.port.num_blocks(), reclaimer.port.num_free()
-    live = dead = 0
-    for request in scheduler.running:
-        tokens = _live_tokens(scheduler, request)
-        live += tokens
-        shift = manager.shift.get(request.request_id, 0)
-        dead += request.num_computed_tokens - shift - tokens
+    live, dead = _tokens(scheduler)
     stats, capacity = reclaimer.stats, (total - free) * scheduler.block_size
     return {
         "blocks_total": total,
@@ -69,6 +64,30 @@ def replica_status(scheduler: "VTokenScheduler") -> dict[str, Any]:
         "requests_waiting": len(scheduler.waiting),
         "preemptions": scheduler.num_preemptions,
     }
+
+
+def _tokens(scheduler: "VTokenScheduler") -> tuple[int, int]:
+    """(live, dead but resident) tokens of running requests; a shared block's count once, and are
+    live if they are for anybody."""
+    manager, size = scheduler.block_manager, scheduler.block_size
+    live = resident = 0
+    live_in: dict[int, int] = {}
+    for request in scheduler.running:
+        request_id = request.request_id
+        evicting = scheduler.reclaimer.requests.get(request_id)
+        counts = evicting.table.block_live if evicting is not None else ()
+        own = _live_tokens(scheduler, request)
+        for index, block in enumerate(manager.req_to_blocks[request_id]):
+            if block.ref_cnt == 1:
+                break  # what is shared is a prefix
+            here = int(counts[index]) if index < len(counts) else size
+            live_in[block.block_id] = max(here, live_in.get(block.block_id, 0))
+            own -= here
+            resident -= size
+        live += own
+        resident += request.num_computed_tokens - manager.shift.get(request_id, 0)
+    live += sum(live_in.values())
+    return live, resident + size * len(live_in) - live
 
 
 def _live_tokens(scheduler: "VTokenScheduler", request: Request) -> int:

@@ -87,10 +87,30 @@ def test_one_that_fails_while_a_plan_is_made_takes_no_block(make: Make) -> None:
     assert open_plan(replica) is None
     break_policy(replica)
     replica.scheduler.reclaimer.reclaim_now()
-    replica.run_to_the_end()
-    assert replica.scheduler.reclaimer.stats.policies_disabled == 1
+    step_until(replica, lambda: replica.scheduler.reclaimer.stats.policies_disabled)
+    held = len(replica.scheduler.block_manager.req_to_blocks["r1"])
+    port = replica.scheduler.reclaimer.port
+    assert port.num_free() == port.num_blocks() - held
     assert replica.scheduler.reclaimer.stats.plans_prepared == 0
+    replica.run_to_the_end()
     assert replica.counts["finished"] == 1
+
+
+def test_what_was_dead_when_it_failed_comes_back_before_anybody_is_preempted(make: Make) -> None:
+    replica = make(num_blocks=21, vtoken={"reclaim": "pressure", "low_water": 0, "headroom": 0})
+    options = KEEP_HALF | {"policy": "streaming_llm", "budget_tokens": 64}
+    replica.arrive(prompt(0, 200), 300, **options)
+    step_until(replica, lambda: replica.counts["steps"] == 140)
+    break_policy(replica)
+    step_until(replica, lambda: replica.scheduler.reclaimer.stats.policies_disabled)
+    request, scheduler = replica.scheduler.reclaimer.requests["r1"], replica.scheduler
+    resident = scheduler.requests["r1"].num_computed_tokens - request.table.shift
+    assert resident - request.num_live(scheduler.requests["r1"].num_computed_tokens) > 200
+    replica.arrive(prompt(1, 60), 300, policy="keep_all")
+    replica.run_to_the_end()
+    assert replica.counts["finished"] == 2
+    assert scheduler.reclaimer.stats.blocks_given_back >= 200 // BLOCK_SIZE
+    assert scheduler.num_preemptions == 0
 
 
 def test_it_is_booked_at_full_length_and_is_the_first_to_be_preempted(
