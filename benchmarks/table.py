@@ -70,7 +70,7 @@ LINES = [
         for requests in (16, 48, 256)
     ),
     (
-        "`h2o` measures, nothing evicted, 48 requests at a time: throughput against stock vLLM",
+        "`h2o` measures, nothing reclaimed, 48 requests at a time: throughput against stock vLLM",
         "overhead",
         "probe_throughput_ratio_c48",
         3,
