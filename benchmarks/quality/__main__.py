@@ -44,7 +44,7 @@ def main() -> None:
     count = arguments.count or count
     summary, rows = run(model, policies, ratios, count)
     config = {"model": model.name, "policies": policies, "ratios": ratios, "count": count}
-    name = "-".join([arguments.part, *policies])
+    name = "-".join([arguments.part, *policies, *(f"{100 * ratio:g}" for ratio in ratios)])
     publish("quality", Part(config, summary, rows, name))
 
 
