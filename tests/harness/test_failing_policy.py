@@ -201,3 +201,38 @@ def test_a_finished_request_is_let_go_whatever_its_tick(make: Make) -> None:
     replica.arrive(prompt(7, 40), 100)  # steps go on
     replica.run_to_the_end()
     assert not any(replica.scheduler.reclaimer.policy_runs.ticks._due.values())
+
+
+def with_a_broken_policy(replica: Replica) -> None:
+    """r1 has given blocks back, and goes on without its policy."""
+    with_open_plan(replica)
+    step_until(replica, lambda: replica.scheduler.reclaimer.stats.plans_committed)
+    break_policy(replica)
+    step_until(replica, lambda: replica.scheduler.reclaimer.stats.policies_disabled)
+    step_until(replica, lambda: open_plan(replica) is None)
+
+
+def test_it_stays_off_when_its_request_begins_anew(make: Make, summaries: dict[str, Any]) -> None:
+    """The policy of a new row would be made from the options, and work."""
+    replica = make(num_blocks=40)
+    with_a_broken_policy(replica)
+    evicted = replica.scheduler.reclaimer.totals["r1"].tokens_evicted
+    replica.reset(running=True)
+    step_until(replica, lambda: replica.counts["resumed"])
+    assert "r1" not in replica.scheduler.reclaimer.requests
+    replica.run_to_the_end()
+    assert summaries["r1"]["preemptions"] == 1
+    assert summaries["r1"]["tokens_evicted"] == evicted
+    assert "KeyError('layer 7')" in summaries["r1"]["policy_error"]
+    assert replica.scheduler.reclaimer.stats.policies_disabled == 1
+
+
+def test_a_preemption_books_again_what_had_been_given_back(make: Make) -> None:
+    replica = make(num_blocks=40)
+    with_a_broken_policy(replica)
+    full = -(-(260 + 160) // BLOCK_SIZE)
+    assert replica.scheduler.admission._footprints["r1"].full < full
+    replica.reset(running=True)
+    assert replica.scheduler.admission._footprints["r1"].full == full
+    replica.run_to_the_end()
+    assert replica.counts["finished"] == 1
