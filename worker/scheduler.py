@@ -129,6 +129,8 @@ class VTokenScheduler(AsyncScheduler):
         self.admission.blocked = True
         self.num_preemptions += 1
         super()._preempt_request(request, *args, **kwargs)
+        if request.request_id in self.booked_in_full:
+            self.admission.book_in_full(request)  # what it had given back it needs again
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
         summary = finished_request(self, request)
