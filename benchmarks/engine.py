@@ -21,7 +21,7 @@ DEFAULTS: dict[str, Any] = {
     "enable_prefix_caching": True,
     "async_scheduling": True,
     "kv_cache_memory_bytes": 2**30,  # nothing is profiled: num_gpu_blocks_override decides
-    "gpu_memory_utilization": 0.2,  # only asked for when an engine starts beside others
+    "gpu_memory_utilization": 0.1,  # only asked for when an engine starts beside others
 }
 
 

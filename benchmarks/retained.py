@@ -73,7 +73,7 @@ def main() -> None:
     options = parser(__doc__, SHAPE)
     options.add_argument("--policies", nargs="*", default=list(POLICIES))
     arguments = options.parse_args()
-    engine = engine_arguments(6000, max_model_len=8192, max_num_seqs=32)
+    engine = engine_arguments(5000, max_model_len=8192, max_num_seqs=32)
     looks = {"probe": any(make_policy(name, 0, 0).signals for name in arguments.policies)}
     arms = [
         Arm("naive", NAIVE | looks, arguments.shape, engine),

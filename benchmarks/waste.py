@@ -59,7 +59,7 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
 def main() -> None:
     options = parser(__doc__, SHAPE)
     arguments = options.parse_args()
-    engine = engine_arguments(5000, max_model_len=4096, max_num_seqs=32)
+    engine = engine_arguments(2800, max_model_len=4096, max_num_seqs=32)
     arms = [
         Arm("naive", dict(NAIVE), arguments.shape, engine),
         Arm("vtoken", {"reclaim": "eager"}, arguments.shape, engine),

@@ -3,10 +3,12 @@
 
     python -m benchmarks.quality.agreement texts TEXTS.json
     python -m benchmarks.quality.agreement compare SCORES.parquet
+    python -m benchmarks.quality.agreement extract SCORES.parquet TEXTS.json OUT.json
 
 kvpress (arXiv 2510.00636) lets each head keep its own tokens. We keep one set for all, so its
 scores are reduced as our probe reduces ours: mean over heads and probed layers. The same tokens
 are protected on both sides, and half of the text is kept. ``make kvpress`` runs all of it.
+``extract`` makes the fixture of tests/engine: ``texts --count 1 --tokens 128`` before it.
 """
 
 import argparse
@@ -23,7 +25,9 @@ from benchmarks.quality.engine import QualityEngine
 from benchmarks.quality.exact import Eviction
 from benchmarks.quality.texts import passages
 from benchmarks.results import Part, spread
+from vtoken.options import ReplicaOptions
 from worker.model import default_model
+from worker.probed_layers import spread as spread_layers
 
 TEXTS, TOKENS, RATIO = 8, 512, 0.5
 POLICIES = ("key_norm", "key_diff", "snapkv", "tova", "streaming_llm")
@@ -88,18 +92,47 @@ def compare(path: Path) -> None:
     publish("quality", Part(config, summary, rows, "kvpress"))
 
 
+def extract(scores: Path, texts: Path, out: Path) -> None:
+    """The scores of the first text in the layers that a probe looks at, and where they are from."""
+    table = pq.read_table(scores)
+    found: dict[str, dict[int, list[list[float]]]] = {}
+    rows = [row for row in table.to_pylist() if row["text"] == 0]
+    chosen = spread_layers(1 + max(row["layer"] for row in rows), ReplicaOptions().probe_layers)
+    for row in rows:
+        if row["layer"] in chosen:
+            heads = found.setdefault(row["press"], {}).setdefault(row["layer"], [])
+            heads.append([float(f"{score:.5g}") for score in row["scores"]])
+    content = {
+        "provenance": {
+            "scores": "scripts/kvpress_scores.py",
+            "made_with": {k.decode(): v.decode() for k, v in table.schema.metadata.items()},
+            "model": "SmolLM2-135M-Instruct, float32 (worker/model.py)",
+            "text": "the first tokens of the Python manual's topics, sorted and joined",
+            "layers": "those that a probe of 4 layers looks at",
+            "content": "press -> layer -> KV head -> score of each token",
+        },
+        "tokens": json.loads(texts.read_text())[0],
+        "scores": found,
+    }
+    out.write_text(json.dumps(content, separators=(",", ":")) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("texts", "compare"))
-    parser.add_argument("path", type=Path)
+    parser.add_argument("what", choices=("texts", "compare", "extract"))
+    parser.add_argument("paths", type=Path, nargs="+")
+    parser.add_argument("--count", type=int, default=TEXTS, help="of texts")
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="of each text")
     arguments = parser.parse_args()
     if arguments.what == "texts":
-        texts = passages(default_model(), TEXTS, TOKENS)
-        arguments.path.write_text(json.dumps(texts))
+        texts = passages(default_model(), arguments.count, arguments.tokens)
+        arguments.paths[0].write_text(json.dumps(texts))
+    elif arguments.what == "extract":
+        extract(*arguments.paths)
     else:
-        compare(arguments.path)
+        compare(*arguments.paths)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Our policies keep the tokens that kvpress's scores would keep, reduced as our probe reduces.
 
-``make kvpress`` compares more texts and all heads; this is an extract of what kvpress said.
+``make kvpress`` compares more texts and all heads; this is an extract of what kvpress said, made by
+benchmarks/quality/agreement.py.
 """
 
 import json
@@ -43,6 +44,6 @@ def test_a_policy_keeps_what_kvpress_keeps(
     ours = set(range(len(tokens))) - set(first["positions"].tolist())
     assert len(ours) == KEPT
     agreement = {press: len(ours & kept_by_kvpress(press)) / KEPT for press in FIXTURE["scores"]}
-    assert agreement[policy] >= 0.95
+    assert agreement[policy] >= (1.0 if policy == "streaming_llm" else 0.95)
     others = [share for press, share in agreement.items() if press != policy]
     assert max(others) < 0.95, "a control: the sets of other presses are other sets"
