@@ -100,7 +100,7 @@ class EvictingRequest:
             wanted = min(wanted, live - (length - self.signals.observed))
         return max(0, wanted)
 
-    def _surplus(self, length: int) -> int:
+    def _excess_when_measured(self, length: int) -> int:
         """Live tokens that were too many when the request was measured: newer ones would make it
         give up more of the older ones than it ever meant to."""
         known = self.signals.observed
@@ -128,7 +128,7 @@ class EvictingRequest:
         table.sync_new_tokens(new_block_ids, length)
         if not self.measures:  # else what matters is when it was measured last
             self.next_tick = length + self.options.tick_tokens
-        num_victims = self._surplus(length) if as_measured else self.excess(length)
+        num_victims = self._excess_when_measured(length) if as_measured else self.excess(length)
         if not num_victims:
             return table.positions[:0]
         live = np.flatnonzero(table.live)

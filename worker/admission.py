@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Admission arithmetic applied to vLLM's requests (the arithmetic itself is in scheduler/)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -63,8 +63,9 @@ class Admission:
     def remove(self, request_id: str) -> None:
         self._footprints.pop(request_id, None)
 
-    def required(self, request_id: str, hits: Sequence[KVCacheBlock]) -> int | None:
-        """Blocks that must be free to admit a waiting request; None: vLLM's own rule.
+    def to_admit(self, request_id: str, hits: Sequence[KVCacheBlock]) -> int | None:
+        """Blocks that must be free to admit a waiting request; None: vLLM's own rule. If they are
+        not, ``blocked`` and ``wanted`` say so to the reclaimer.
 
         Args:
             hits: prefix-cache blocks the request would share.
@@ -85,9 +86,8 @@ class Admission:
         fresh = unheld - len(hits)
         return self._or_wait(Demand(max(cap + fresh, 0) + newly_shared, max(full + fresh, 0)))
 
-    def required_more(self, missing: int) -> int:
-        """Blocks that must be free for the next turn of a streaming session, which holds its row
-        while it waits.
+    def to_continue(self, missing: int) -> int:
+        """The same for the next turn of a streaming session, which holds its row while it waits.
 
         Args:
             missing: blocks that it lacks.
@@ -146,29 +146,29 @@ class Admission:
     def _owed(self) -> Demand:
         """What running evicting requests may still take."""
         capped = full = 0
-        rows = self.scheduler.block_manager.req_to_blocks
-        for request in self.scheduler.running:
-            footprint = self._footprints.get(request.request_id)
-            if footprint is not None:
-                row = rows[request.request_id]
-                capped += max(0, self._cap(request, _num_shared(row)) - len(row))
-                full += max(0, footprint.full - len(row))
+        for request, footprint, row in self._running():
+            capped += max(0, self._cap(request, _num_shared(row)) - len(row))
+            full += max(0, footprint.full - len(row))
         return Demand(capped, full)
 
     def _bounds(self) -> tuple[Demand, int]:
-        """(no more than ``_owed``, no less than the surplus of all running requests)"""
+        """(no more than ``_owed``, no less than the surplus of all running requests), without a
+        look at who shares blocks and who still computes its prompt."""
         capped = full = surplus = 0
+        for _, footprint, row in self._running():
+            beyond = len(row) - footprint.least
+            capped += max(0, -beyond)
+            surplus += max(0, beyond)
+            full += max(0, footprint.full - len(row))
+        return Demand(capped, full), surplus
+
+    def _running(self) -> Iterator[tuple[Request, Footprint, Sequence[KVCacheBlock]]]:
+        """Running requests that evict, with their rows."""
         rows = self.scheduler.block_manager.req_to_blocks
         for request in self.scheduler.running:
             footprint = self._footprints.get(request.request_id)
             if footprint is not None:
-                held = len(rows[request.request_id])
-                if held < footprint.least:
-                    capped += footprint.least - held
-                else:
-                    surplus += held - footprint.least
-                full += max(0, footprint.full - held)
-        return Demand(capped, full), surplus
+                yield request, footprint, rows[request.request_id]
 
     def _full_tokens(self, request: Request) -> int:
         longest: int = request.num_prompt_tokens + request.max_tokens

@@ -56,10 +56,10 @@ class VTokenBlockManager(FullAttentionManager):
             if missing <= 0:
                 return 0
             if apply_admission_cap:
-                return self.admission.required_more(missing)
+                return self.admission.to_continue(missing)
             return self._make_room(request_id, num_tokens, missing)
         if apply_admission_cap:
-            required = self.admission.required(request_id, new_computed_blocks)
+            required = self.admission.to_admit(request_id, new_computed_blocks)
             if required is not None:
                 return required
         return super().get_num_blocks_to_allocate(
