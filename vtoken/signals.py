@@ -76,7 +76,8 @@ class Probe:
 
     Attributes:
         incarnation, epoch, length: as in a plan; the table that the measurement is about.
-        num_queries: how many of the latest queries this row has computed, up to the window.
+        num_queries: how many of the latest queries to look at: those that this row has computed, up
+            to the window; 1 if only the newest counts.
         measures: what is wanted.
     """
 

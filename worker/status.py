@@ -3,12 +3,16 @@
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 from vllm.v1.request import Request
 
 from scheduler.admission import blocks_for
 
 if TYPE_CHECKING:
     from worker.scheduler import VTokenScheduler
+
+Mask = npt.NDArray[np.bool_]
 
 
 def finished_request(scheduler: "VTokenScheduler", request: Request) -> dict[str, Any]:
@@ -67,26 +71,26 @@ def replica_status(scheduler: "VTokenScheduler") -> dict[str, Any]:
 
 
 def _tokens(scheduler: "VTokenScheduler") -> tuple[int, int]:
-    """(live, dead but resident) tokens of running requests; a shared block's count once, and are
-    live if they are for anybody."""
+    """(live, dead but resident) tokens of running requests; those of a shared block count once, and
+    are live if they are for anybody."""
     manager, size = scheduler.block_manager, scheduler.block_size
     live = resident = 0
-    live_in: dict[int, int] = {}
+    live_in: dict[int, Mask] = {}  # of shared blocks
     for request in scheduler.running:
         request_id = request.request_id
         evicting = scheduler.reclaimer.requests.get(request_id)
-        counts = evicting.table.block_live if evicting is not None else ()
-        own = _live_tokens(scheduler, request)
-        for index, block in enumerate(manager.req_to_blocks[request_id]):
-            if block.ref_cnt == 1:
-                break  # what is shared is a prefix
-            here = int(counts[index]) if index < len(counts) else size
-            live_in[block.block_id] = max(here, live_in.get(block.block_id, 0))
-            own -= here
-            resident -= size
-        live += own
+        live += _live_tokens(scheduler, request)
         resident += request.num_computed_tokens - manager.shift.get(request_id, 0)
-    live += sum(live_in.values())
+        for index, block in enumerate(manager.req_to_blocks[request_id]):
+            if block.ref_cnt > 1:
+                here = np.ones(size, np.bool_)
+                if evicting is not None:  # tokens that its table has not registered yet are live
+                    known = evicting.table.live[index * size : (index + 1) * size]
+                    here[: known.size] = known
+                live -= int(here.sum())
+                resident -= size
+                live_in[block.block_id] = live_in.get(block.block_id, False) | here
+    live += sum(int(mask.sum()) for mask in live_in.values())
     return live, resident + size * len(live_in) - live
 
 

@@ -59,6 +59,17 @@ def test_tokens_from_the_prefix_cache_have_no_queries(
     assert [queries[length] for length in (260, 262, 264, 266)] == [4, 6, 8, 8]
 
 
+@pytest.mark.parametrize(("policy", "num_queries"), [("tova", 1), ("snapkv", WINDOW)])
+def test_a_policy_that_looks_at_the_newest_query_has_no_others_measured(
+    make: Make, monkeypatch: pytest.MonkeyPatch, policy: str, num_queries: int
+) -> None:
+    replica = make(num_blocks=40)
+    steps = Steps(replica, monkeypatch)
+    replica.arrive(prompt(0, 260), 40, **(H2O | {"policy": policy}), tick_tokens=4)
+    replica.run_to_the_end()
+    assert {probe.num_queries for probe, _ in steps.probes} == {num_queries}
+
+
 def test_no_row_is_asked_for_more_queries_than_it_has_computed(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
