@@ -168,13 +168,18 @@ class Traffic(RuleBasedStateMachine):
             self.totals[f"plans {reason}"] += count
 
 
-def run_traffic(depth: int, wanted: dict[str, int], max_rounds: int = 40) -> Counter[str]:
+def run_traffic(
+    depth: int, wanted: dict[str, int], max_rounds: int = 40, totals: Counter[str] | None = None
+) -> Counter[str]:
     """Run the machine with seed after seed until enough has happened.
+
+    Args:
+        totals: where it is counted, if a test counts things of its own.
 
     Raises:
         AssertionError: what a run finds, or that ``wanted`` was not reached.
     """
-    totals: Counter[str] = Counter()
+    totals = Counter() if totals is None else totals
     machine = type(f"TrafficAtDepth{depth}", (Traffic,), {"depth": depth, "totals": totals})
     for number in range(max_rounds):
         run_state_machine_as_test(
