@@ -24,7 +24,7 @@ SHAPE = "llama-3.1-8b"
 BLOCK_SIZE = 16
 BUDGET = {"policy": "random", "budget_tokens": 512, "reclaim": "eager"}
 HALF = {"policy": "random", "keep_ratio": 0.5, "reclaim": "eager"}
-NAIVE = {"backend": "whole_blocks"}
+NAIVE = {"backend": "whole_blocks", "reclaim": "eager", "theta_f": 0.0}  # dead blocks, at once
 UNLIMITED_BLOCKS = 9000
 PATIENCE = 2000  # steps
 

@@ -52,7 +52,7 @@ def main() -> None:
     engine = engine_arguments(9000, max_model_len=20000, max_num_seqs=16)
     arms = [
         Arm("stock", None, arguments.shape, engine),
-        Arm("naive", dict(NAIVE), arguments.shape, engine),
+        Arm("naive", NAIVE, arguments.shape, engine),
         Arm("vtoken", {}, arguments.shape, engine),
     ]
     rows = []

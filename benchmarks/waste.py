@@ -61,7 +61,7 @@ def main() -> None:
     arguments = options.parse_args()
     engine = engine_arguments(2800, max_model_len=4096, max_num_seqs=32)
     arms = [
-        Arm("naive", dict(NAIVE), arguments.shape, engine),
+        Arm("naive", NAIVE, arguments.shape, engine),
         Arm("vtoken", {"reclaim": "eager"}, arguments.shape, engine),
     ]
     rows = []

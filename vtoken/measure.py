@@ -14,6 +14,9 @@ from torch.nn.functional import normalize
 from vtoken.signals import Measure
 
 How = Literal["mean", "max"]
+# Attention is low below this share of the average: equal weights, such as that of a query's only
+# key, must not fall to either side by rounding.
+LOW = 1 - 1e-4
 # (float32 ``[layers, N]`` of the heads here, how) -> the same of all heads of the tensor-parallel
 # group, whose ranks hold equally many
 OverGroup = Callable[[torch.Tensor, How], torch.Tensor]
@@ -67,7 +70,7 @@ def measure_layer(
     if set(measures) & {Measure.MEAN_MASS, Measure.LAST_MASS, Measure.LOW_SHARE}:
         weight_HQN, visible_QN = _attention(query_QHD.float(), key_KND, positions_N, heads)
         mass_HN = weight_HQN.mean(1)
-        low_HN = ((weight_HQN * visible_QN.sum(1)[:, None] < 1) & visible_QN).float().mean(1)
+        low_HN = ((weight_HQN * visible_QN.sum(1)[:, None] < LOW) & visible_QN).float().mean(1)
         rows[Measure.MEAN_MASS] = _reduce(mass_HN, heads)
         rows[Measure.LAST_MASS] = _reduce(weight_HQN[:, -1], heads)
         rows[Measure.LOW_SHARE] = low_HN.mean(0)

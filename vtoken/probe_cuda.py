@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 import triton
 
-from vtoken.measure import Heads, OverGroup, no_group
+from vtoken.measure import LOW, Heads, OverGroup, no_group
 from vtoken.probe_kernels import attention_kernel, key_kernel, place_kernel
 from vtoken.signals import Floats, Measure, Probe
 
@@ -183,7 +183,7 @@ class CudaProbe:
             SIZE=cache.shape[2], GROUP=num_heads // cache.shape[1], WINDOW=self.window,
             WINDOW_UP=max(16, triton.next_power_of_2(self.window)),
             D=size, D_UP=max(16, triton.next_power_of_2(size)), BLOCK=64,
-            SOFTCAP=bool(heads.softcap),
+            SOFTCAP=bool(heads.softcap), LOW=LOW,
         )  # fmt: skip
         over = torch.amax if heads.reduction == "max" else torch.mean
         rows = over(out[0], 1), over(out[1], 1), out[2].mean(1)

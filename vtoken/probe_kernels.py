@@ -82,6 +82,7 @@ def attention_kernel(
     scale, softcap,
     SIZE: tl.constexpr, GROUP: tl.constexpr, WINDOW: tl.constexpr, WINDOW_UP: tl.constexpr,
     D: tl.constexpr, D_UP: tl.constexpr, BLOCK: tl.constexpr, SOFTCAP: tl.constexpr,
+    LOW: tl.constexpr,
 ):  # fmt: skip
     """One request, layer and query head: softmax in two passes over its resident keys."""
     about += tl.program_id(0) * 5
@@ -125,8 +126,7 @@ def attention_kernel(
         seen = inside[None, :] & (position[None, :] <= asked[:, None]) & is_query[:, None]
         logits = _logits(query, key, scale, softcap, SOFTCAP)
         weights = tl.where(seen, tl.exp(logits - top[:, None]), 0.0)
-        # Before the division, which rounds: a query's only key has a weight of exactly 1.
-        low = seen & (weights * visible_keys[:, None] < total[:, None])
+        low = seen & (weights * visible_keys[:, None] < LOW * total[:, None])
         weights /= total[:, None]
         newest = (index == known - 1)[:, None]
         tl.store(out + token, tl.sum(weights, 0) / num_queries, mask=inside)

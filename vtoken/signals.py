@@ -29,7 +29,7 @@ class Signal(StrEnum):
     ATTENTION_MASS: attention received, summed over all queries so far.
     WINDOW_MASS: mean attention by the window's queries.
     LOW_SHARE: persistence: the share of the window's queries and heads that gave the token less
-        than the average of what they saw.
+        than the average of what they saw; equal attention is not less.
     LAST_MASS: attention by the latest query.
     KEY_NORM: L2 norm of the key, mean over layers and KV heads.
     KEY_SIMILARITY: cosine of the key and the mean direction of all resident keys, likewise.

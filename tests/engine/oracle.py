@@ -114,10 +114,19 @@ class Oracle:
 
     def judge(self, case: Case) -> Verdict:
         logprobs_NV = self._logprobs(case)
-        chosen = torch.tensor(case.tokens)
-        own = logprobs_NV.gather(1, chosen[:, None])[:, 0]
-        difference = (own - torch.tensor(case.logprobs)).abs().max()
-        return Verdict(float(difference), bool((logprobs_NV.argmax(-1) == chosen).all()))
+        difference = self._differences(case, logprobs_NV).max()
+        all_argmax = (logprobs_NV.argmax(-1) == torch.tensor(case.tokens)).all()
+        return Verdict(float(difference), bool(all_argmax))
+
+    def differences(self, case: Case) -> torch.Tensor:
+        """float ``[N]``: how far each logprob is from the model's own, for engines of less
+        precision."""
+        return self._differences(case, self._logprobs(case))
+
+    @staticmethod
+    def _differences(case: Case, logprobs_NV: torch.Tensor) -> torch.Tensor:
+        own = logprobs_NV.gather(1, torch.tensor(case.tokens)[:, None])[:, 0]
+        return (own - torch.tensor(case.logprobs)).abs()
 
     def _logprobs(self, case: Case) -> torch.Tensor:
         mask_LL = static_mask(case)

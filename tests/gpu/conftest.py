@@ -32,7 +32,15 @@ class Engine:
     def run(
         self, prompts: Sequence[list[int]], sampling: Any, after_step: Callable[[], None] = int
     ) -> list[list[int]]:
-        """Token ids of each answer. All prompts are queued before the first step."""
+        """Token ids of each answer."""
+        outputs = self.outputs(prompts, sampling, after_step)
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+    def outputs(
+        self, prompts: Sequence[list[int]], sampling: Any, after_step: Callable[[], None] = int
+    ) -> list[Any]:
+        """Finished outputs, under the ids that the scheduler knows. All prompts are queued before
+        the first step."""
         assert self.llm.reset_prefix_cache()
         inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
         request_ids = self.llm.enqueue(inputs, sampling, use_tqdm=False)
@@ -40,9 +48,14 @@ class Engine:
         while engine.has_unfinished_requests():
             for output in engine.step():
                 if output.finished:
-                    finished[output.request_id] = list(output.outputs[0].token_ids)
+                    finished[output.request_id] = output
             after_step()
-        return [finished[request_id.rsplit("-", 1)[0]] for request_id in request_ids]
+        outputs = []
+        for request_id in request_ids:
+            output = finished[request_id.rsplit("-", 1)[0]]
+            output.request_id = request_id
+            outputs.append(output)
+        return outputs
 
 
 def start(**arguments: Any) -> Engine:

@@ -109,6 +109,16 @@ def test_measures_are_what_float64_says(
         rig.check([name for name in rig.rows if rig.queries[name]])
 
 
+def test_equal_attention_is_below_nobodys_average(dtype: torch.dtype) -> None:
+    rig = Rig(4, 32, 128, dtype, PLAIN)
+    for cache in rig.caches:
+        cache.fill_(0.37)
+    query = rig.step({"a": 90, "b": 1})
+    for layer in range(LAYERS):
+        rig.ring.record(layer, query[layer])
+    rig.check(["a", "b"])
+
+
 def test_a_captured_step_keeps_the_queries_of_its_own_replay(dtype: torch.dtype) -> None:
     rig = Rig(4, 8, 64, dtype, Heads(0.2))
     first = rig.step({"a": 20, "b": 9, "c": 3})

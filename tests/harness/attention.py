@@ -28,7 +28,7 @@ def explicit(
             for n, weight in zip(seen, weights, strict=True):
                 share = weight / sum(weights)
                 mass[h, q, n] = share
-                low[h, q, n] = share < 1 / len(seen)
+                low[h, q, n] = share < (1 - 1e-4) / len(seen)
     over_heads = np.max if heads.reduction == "max" else np.mean
     unit = key / np.linalg.norm(key, axis=-1, keepdims=True)
     anchor = unit.mean(0)

@@ -44,6 +44,17 @@ def test_measures_are_what_float64_says(
         assert np.allclose(row, expected[measure], rtol=TOLERANCE, atol=1e-7), measure
 
 
+def test_equal_attention_is_below_nobodys_average() -> None:
+    """Nor is the only key that a query sees."""
+    random = np.random.default_rng(0)
+    query = torch.from_numpy(random.normal(size=(5, 6, 16)).astype(np.float32))
+    for key in (torch.ones(33, 2, 16), torch.full((33, 2, 16), 0.37)):
+        low = measure_layer(query, key, torch.arange(33), Heads(0.3), [Measure.LOW_SHARE])
+        assert low.max() == 0
+    alone = measure_layer(query[:1], key[:1], torch.arange(1), Heads(0.3), [Measure.LOW_SHARE])
+    assert alone.tolist() == [[0]]
+
+
 def test_a_query_does_not_see_what_comes_after_it() -> None:
     """A control for the mask: without it the masses of the first query would be other ones."""
     random = np.random.default_rng(0)
