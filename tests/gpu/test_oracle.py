@@ -84,7 +84,7 @@ def test_logprobs_are_those_of_attention_without_the_reclaimed(
     cases: list[Case], oracle: Oracle
 ) -> None:
     assert min(len(first_choices(case)) for case in cases) >= 3
-    assert min(case.share_reclaimed for case in cases) >= 0.3
+    assert min(case.share_reclaimed for case in cases) >= 0.15
 
     def apart(believed: Callable[[Case], Case] = lambda case: case) -> torch.Tensor:
         return torch.stack([oracle.differences(believed(case)) for case in cases])
