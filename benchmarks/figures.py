@@ -67,7 +67,8 @@ def waste(axes: Axes, result: Result) -> None:
         axes.plot(lengths, values, style, color=COLOURS[arm], label=f"{arm}, {policy}")
     axes.set_xlabel("tokens of each request")
     axes.set_ylabel("F")
-    axes.legend()
+    axes.set_ylim(top=0.75)  # room for the legend
+    axes.legend(loc="upper left", ncols=2)
 
 
 def sla(axes: Axes, result: Result) -> None:

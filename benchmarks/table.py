@@ -36,11 +36,18 @@ LINES = [
         "sla_speedup_random",
         2,
     ),
-    (
-        "half of the tokens dead: share of naive eviction's blocks that are given back besides",
-        "retained",
-        "reduction_vs_naive_random",
-        2,
+    *(
+        (
+            f"half kept by `{policy}`: share of naive eviction's blocks that vToken does without",
+            "retained",
+            key,
+            2,
+        )
+        for policy, key in (
+            ("random", "reduction_vs_naive_random"),
+            ("h2o", "h2o_reduction_vs_naive"),
+            ("scissorhands", "scissorhands_reduction_vs_naive"),
+        )
     ),
     (
         "R-KV's shape (256 requests of 700 + 1,024, 10,800 blocks): throughput against stock vLLM",
