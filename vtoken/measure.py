@@ -69,11 +69,13 @@ def measure_layer(
     rows: dict[Measure, torch.Tensor] = {}
     if set(measures) & {Measure.MEAN_MASS, Measure.LAST_MASS, Measure.LOW_SHARE}:
         weight_HQN, visible_QN = _attention(query_QHD.float(), key_KND, positions_N, heads)
-        mass_HN = weight_HQN.mean(1)
-        low_HN = ((weight_HQN * visible_QN.sum(1)[:, None] < LOW) & visible_QN).float().mean(1)
-        rows[Measure.MEAN_MASS] = _reduce(mass_HN, heads)
-        rows[Measure.LAST_MASS] = _reduce(weight_HQN[:, -1], heads)
-        rows[Measure.LOW_SHARE] = low_HN.mean(0)
+        if Measure.MEAN_MASS in measures:
+            rows[Measure.MEAN_MASS] = _reduce(weight_HQN.mean(1), heads)
+        if Measure.LAST_MASS in measures:
+            rows[Measure.LAST_MASS] = _reduce(weight_HQN[:, -1], heads)
+        if Measure.LOW_SHARE in measures:
+            low_HQN = (weight_HQN * visible_QN.sum(1)[:, None] < LOW) & visible_QN
+            rows[Measure.LOW_SHARE] = low_HQN.float().mean((0, 1))
     if Measure.KEY_NORM in measures:
         rows[Measure.KEY_NORM] = key_KND.norm(dim=-1).mean(0)
     if Measure.KEY_SIMILARITY in measures:

@@ -26,8 +26,14 @@ Target = tuple[Probe, Int64s, Int32s]
 
 OF_ATTENTION = (Measure.MEAN_MASS, Measure.LAST_MASS, Measure.LOW_SHARE)
 OF_KEYS = (Measure.KEY_NORM, Measure.KEY_SIMILARITY)
+ALL = 2 ** len(Measure) - 1
 # Resident tokens of one launch: what it writes, a number for each head and layer, stays small.
 MAX_TOKENS = 32_768
+
+
+def bits(measures: Sequence[Measure]) -> int:
+    """A bit for each, in the order of ``Measure``: what the kernels write."""
+    return sum(1 << i for i, measure in enumerate(Measure) if measure in measures)
 
 
 @dataclass(frozen=True)
@@ -102,7 +108,7 @@ class CudaProbe:
 
     def _compile(self) -> None:
         """Now, not while requests wait: measure one slot of vLLM's null block."""
-        about, nothing = torch.tensor([0, 1, 0, 1, 1]), torch.zeros(1, dtype=torch.int64)
+        about, nothing = torch.tensor([0, 1, 0, 1, 1, ALL]), torch.zeros(1, dtype=torch.int64)
         on_device = [values.to(self.device) for values in (about, nothing)]
         self._attention(on_device[0], on_device[1], on_device[1], 1)
         self._keys(on_device[0], on_device[1], 1)
@@ -150,14 +156,14 @@ class CudaProbe:
         """float32 ``[M, N]``, mean over the probed layers."""
         ends = np.cumsum(sizes)
         header = [
-            (end - size, size, self.row_of(probe.request_id), probe.length, probe.num_queries)
-            for (probe, _, _), end, size in zip(targets, ends, sizes, strict=True)
+            (end - size, size, self.row_of(p.request_id), p.length, p.num_queries, bits(p.measures))
+            for (p, _, _), end, size in zip(targets, ends, sizes, strict=True)
         ]
         slots = np.concatenate([slots for _, slots, _ in targets])
         positions = np.concatenate([positions for _, _, positions in targets])
         packed = np.concatenate([np.array(header, np.int64).reshape(-1), slots, positions])
         on_device = self._to_device(packed)
-        split = [5 * len(targets), int(ends[-1]), int(ends[-1])]
+        split = [6 * len(targets), int(ends[-1]), int(ends[-1])]
         about, slots_N, positions_N = torch.split(on_device, split)
         rows: dict[Measure, torch.Tensor] = {}
         if set(wanted) & set(OF_ATTENTION):

@@ -2,8 +2,9 @@
 # mypy: ignore-errors
 """Triton kernels of the score probe. ``vtoken/measure.py`` says in plain torch what they compute.
 
-``about`` holds five numbers for each measured request: where its tokens begin among the measured
-ones, how many they are, its row of the query ring, its length, and how many queries are known.
+``about`` holds six numbers for each measured request: where its tokens begin among the measured
+ones, how many they are, its row of the query ring, its length, how many queries are known, and what
+is wanted: a bit for each row of ``out``, in the order of ``Measure``. Other rows stay as they are.
 """
 # ruff: noqa: PLR0913, PLR0917
 
@@ -72,7 +73,7 @@ VARYING_STARTS = ["about", "slots", "positions"]
 def attention_kernel(
     caches,  # uint64 [L]: address of each layer's cache
     queries,  # [L, rows * WINDOW + 1, H, D]
-    about,  # int64 [requests, 5]
+    about,  # int64 [requests, 6]
     slots,  # int64 [N]
     positions,  # int64 [N]
     out,  # float32 [3, L, H, N]: mean mass, last mass, low share
@@ -85,10 +86,11 @@ def attention_kernel(
     LOW: tl.constexpr,
 ):  # fmt: skip
     """One request, layer and query head: softmax in two passes over its resident keys."""
-    about += tl.program_id(0) * 5
+    about += tl.program_id(0) * 6
     layer, head = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)  # times strides
     first, count = tl.load(about), tl.load(about + 1)
     row, length, known = tl.load(about + 2), tl.load(about + 3), tl.load(about + 4)
+    wanted = tl.load(about + 5)
     index, channel = tl.arange(0, WINDOW_UP), tl.arange(0, D_UP)
     asked = length - known + index
     is_query = index < known
@@ -126,20 +128,23 @@ def attention_kernel(
         seen = inside[None, :] & (position[None, :] <= asked[:, None]) & is_query[:, None]
         logits = _logits(query, key, scale, softcap, SOFTCAP)
         weights = tl.where(seen, tl.exp(logits - top[:, None]), 0.0)
-        low = seen & (weights * visible_keys[:, None] < LOW * total[:, None])
         weights /= total[:, None]
-        newest = (index == known - 1)[:, None]
-        tl.store(out + token, tl.sum(weights, 0) / num_queries, mask=inside)
-        tl.store(out + stride_out + token, tl.sum(tl.where(newest, weights, 0.0), 0), mask=inside)
-        share = tl.sum(low.to(tl.float32), 0) / num_queries
-        tl.store(out + 2 * stride_out + token, share, mask=inside)
+        if (wanted & 1) != 0:
+            tl.store(out + token, tl.sum(weights, 0) / num_queries, mask=inside)
+        if (wanted & 2) != 0:
+            newest = tl.where((index == known - 1)[:, None], weights, 0.0)
+            tl.store(out + stride_out + token, tl.sum(newest, 0), mask=inside)
+        if (wanted & 4) != 0:
+            low = seen & (weights * visible_keys[:, None] < LOW)
+            share = tl.sum(low.to(tl.float32), 0) / num_queries
+            tl.store(out + 2 * stride_out + token, share, mask=inside)
 
 
 @triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=["about", "slots"])
 def key_kernel(
     caches,  # uint64 [L]: address of each layer's cache
     like,  # any tensor of the caches' type
-    about,  # int64 [requests, 5]
+    about,  # int64 [requests, 6]
     slots,  # int64 [N]
     out,  # float32 [2, L, K, N]: norm, similarity
     stride_block, stride_head, stride_slot,
@@ -147,12 +152,13 @@ def key_kernel(
     SIZE: tl.constexpr, D: tl.constexpr, D_UP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One request, layer and KV head: the mean direction of its keys, then each key against it."""
-    about += tl.program_id(0) * 5
+    about += tl.program_id(0) * 6
     layer, head = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)  # times strides
-    first, count = tl.load(about), tl.load(about + 1)
+    first, count, wanted = tl.load(about), tl.load(about + 1), tl.load(about + 5)
     cache = tl.load(caches + layer).to(tl.pointer_type(like.dtype.element_ty))
     anchor = tl.zeros((D_UP,), tl.float32)
-    for start in range(0, count, BLOCK):
+    passes = tl.where((wanted & 16) != 0, count, 0)  # the norm alone needs no mean direction
+    for start in range(0, passes, BLOCK):
         token = first + start + tl.arange(0, BLOCK)
         inside = token < first + count
         key = _load_keys(cache, slots, token, inside, head,
@@ -169,6 +175,8 @@ def key_kernel(
                          stride_block, stride_head, stride_slot, SIZE, D, D_UP)  # fmt: skip
         key = key.to(tl.float32)
         norm = tl.sqrt(tl.sum(key * key, 1))
-        similarity = tl.sum(key * anchor[None, :], 1) / tl.maximum(norm, 1e-12)
-        tl.store(out + token, norm, mask=inside)
-        tl.store(out + stride_out + token, similarity, mask=inside)
+        if (wanted & 8) != 0:
+            tl.store(out + token, norm, mask=inside)
+        if (wanted & 16) != 0:
+            similarity = tl.sum(key * anchor[None, :], 1) / tl.maximum(norm, 1e-12)
+            tl.store(out + stride_out + token, similarity, mask=inside)
