@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Throughput under a latency target: the paper's Figure 8.
 
-    python -m benchmarks.sla [--concurrency 10 12 14 15 16] [--rounds 3]
+    python -m benchmarks.sla [--concurrency 10 12 13 14 15 16] [--rounds 3]
     python -m benchmarks.sla --policy h2o --shape MODEL_FOLDER --tokens 6144 2048
 
 C requests of 12,288 + 4,096 tokens at once, half of the tokens kept, a pool of 8 full requests. The
@@ -97,7 +97,7 @@ def summarise(rows: list[dict[str, Any]], policy: str) -> dict[str, dict[str, fl
 
 def main() -> None:
     options = parser(__doc__, SHAPE)
-    options.add_argument("--concurrency", type=int, nargs="*", default=[10, 12, 14, 15, 16])
+    options.add_argument("--concurrency", type=int, nargs="*", default=[10, 12, 13, 14, 15, 16])
     options.add_argument("--policy", default="random")
     options.add_argument("--tokens", type=int, nargs=2, default=list(TOKENS), help="in and out")
     arguments = options.parse_args()
