@@ -3,7 +3,7 @@
 
     python -m benchmarks.quality perplexity [--policies h2o,random] [--ratios 0.5] [--count 8]
     python -m benchmarks.quality rouge      [...] [--count 144]
-    python -m benchmarks.quality recall     [...] [--count 16]
+    python -m benchmarks.quality recall     [...] [--count 16] [--lengths 256 512 1024 2048]
 
 Two losses are told apart: the policy's own, computed exactly in transformers, and what probe,
 blocks and delay add to it. The model is SmolLM2-135M-Instruct unless --model names a folder or a
@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--policies", default=",".join(EVICTING), help="separated by commas")
     parser.add_argument("--ratios", default="0.75,0.5,0.25", help="shares kept")
     parser.add_argument("--count", type=int, help="texts, prompts or chats")
+    parser.add_argument("--lengths", type=int, nargs="*", default=recall.LENGTHS, help="of recall")
     parser.add_argument("--model", help="folder or id; default SmolLM2-135M-Instruct")
     arguments = parser.parse_args()
     run, count = PARTS[arguments.part]
@@ -42,8 +43,11 @@ def main() -> None:
     policies = arguments.policies.split(",")
     ratios = [float(ratio) for ratio in arguments.ratios.split(",")]
     count = arguments.count or count
-    summary, rows = run(model, policies, ratios, count)
-    config = {"model": model.name, "policies": policies, "ratios": ratios, "count": count}
+    config = {"policies": policies, "ratios": ratios, "count": count}
+    if arguments.part == "recall":
+        config["lengths"] = arguments.lengths
+    summary, rows = run(model, **config)
+    config["model"] = model.name
     name = "-".join([arguments.part, *policies, *(f"{100 * ratio:g}" for ratio in ratios)])
     publish("quality", Part(config, summary, rows, name))
 

@@ -68,13 +68,17 @@ class Haystack:
 
 
 def run(
-    model: Path, policies: Sequence[str], ratios: Sequence[float], count: int
+    model: Path,
+    policies: Sequence[str],
+    ratios: Sequence[float],
+    count: int,
+    lengths: Sequence[int] = LENGTHS,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """(summary, rows)."""
     engine, hay, rows = QualityEngine(model, num_seqs=8), Haystack(model), []
     full = Eviction("keep_all", 1.0)
     for kind in ("plain", "paraphrased", "second"):
-        for length in LENGTHS:
+        for length in lengths:
             chats = [hay.chat(number, length, kind) for number in range(count)]
             rows.append(_ask(engine, chats, full) | {"kind": kind, "length": length})
             print(short(rows[-1]), flush=True)
