@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from engine.oracle import Oracle
+from harness.answers import finished_outputs
 from worker.compat import CPU_WORKER, SCHEDULER
 from worker.model import default_model
 
@@ -66,26 +67,10 @@ class Engine:
         *,
         reset: bool = True,
     ) -> list[Any]:
-        """Finished outputs in the order of the prompts, under the ids that the scheduler knows.
-
-        All are queued before the first step, with an empty prefix cache unless told otherwise.
-        """
+        """Finished outputs, with an empty prefix cache at first unless told otherwise."""
         if reset:
             assert self.llm.reset_prefix_cache()
-        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
-        request_ids = self.llm.enqueue(inputs, sampling, use_tqdm=False)
-        engine, finished = self.llm.llm_engine, {}
-        while engine.has_unfinished_requests():
-            for output in engine.step():
-                if output.finished:
-                    finished[output.request_id] = output
-            after_step()
-        outputs = []
-        for request_id in request_ids:
-            output = finished[request_id.rsplit("-", 1)[0]]
-            output.request_id = request_id
-            outputs.append(output)
-        return outputs
+        return finished_outputs(self.llm, prompts, sampling, after_step)
 
     def audit_rows(self, request_id: str) -> list[dict[str, Any]]:
         """Rows of the audit trail about one request."""

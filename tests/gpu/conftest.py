@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from harness.answers import finished_outputs
+
 ARGUMENTS: dict[str, Any] = {
     "dtype": "bfloat16",
     "block_size": 16,
@@ -39,23 +41,9 @@ class Engine:
     def outputs(
         self, prompts: Sequence[list[int]], sampling: Any, after_step: Callable[[], None] = int
     ) -> list[Any]:
-        """Finished outputs, under the ids that the scheduler knows. All prompts are queued before
-        the first step."""
+        """Finished outputs, from an empty prefix cache."""
         assert self.llm.reset_prefix_cache()
-        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
-        request_ids = self.llm.enqueue(inputs, sampling, use_tqdm=False)
-        engine, finished = self.llm.llm_engine, {}
-        while engine.has_unfinished_requests():
-            for output in engine.step():
-                if output.finished:
-                    finished[output.request_id] = output
-            after_step()
-        outputs = []
-        for request_id in request_ids:
-            output = finished[request_id.rsplit("-", 1)[0]]
-            output.request_id = request_id
-            outputs.append(output)
-        return outputs
+        return finished_outputs(self.llm, prompts, sampling, after_step)
 
 
 def start(**arguments: Any) -> Engine:
