@@ -5,7 +5,7 @@ The engine computes in bf16, the oracle in float32: logprobs are compared on the
 with transformers in both precisions: 0.03 apart with the right mask.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,38 +25,30 @@ def oracle(model: Path) -> Oracle:
     return Oracle(model)
 
 
-@pytest.fixture
-def audit(engine: Any) -> Iterator[Any]:
-    trail = engine.scheduler.reclaimer.audit
-    trail.enabled = True
-    yield trail
-    trail.enabled = False
-    trail.rows.clear()
-
-
 @pytest.fixture(params=["copied", "in place", "h2o"])
 def cases(
     request: pytest.FixtureRequest,
     engine: Any,
-    audit: Any,
     prompts: list[list[int]],
     greedy: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> list[Case]:
     reclaimer = engine.scheduler.reclaimer
+    monkeypatch.setattr(reclaimer.audit, "enabled", True)
+    reclaimer.audit.rows.clear()
     filled, committed = reclaimer.stats.holes_filled, reclaimer.stats.plans_committed
     policy = "h2o" if request.param == "h2o" else "random"
     sampling = greedy(policy=policy, keep_ratio=0.5, tick_tokens=16, recent=16)
     sampling.logprobs = 1
-    reclaimer.planner.in_place = request.param == "in place"
+    monkeypatch.setattr(reclaimer.planner, "in_place", request.param == "in place")
     outputs = engine.outputs(prompts, sampling)
-    reclaimer.planner.in_place = False
     if request.param == "in place":
         assert reclaimer.stats.holes_filled - filled >= 3 * len(prompts)
     else:
         assert reclaimer.stats.plans_committed - committed >= 3 * len(prompts)
     found = []
     for output in outputs:
-        rows = [row for row in audit.rows if row["request_id"] == output.request_id]
+        rows = [row for row in reclaimer.audit.rows if row["request_id"] == output.request_id]
         assert len({row["incarnation"] for row in rows}) == 1, "it was preempted"
         found.append(make_case(output, rows))
     return found
