@@ -72,7 +72,7 @@ class ReplicaOptions(EvictionOptions):
     """
 
     backend: Literal["lazy_compaction", "hole_filling", "whole_blocks", "none"] = "lazy_compaction"
-    reclaim: Literal["pressure", "eager"] = "pressure"
+    reclaim: Literal["pressure", "eager", "adaptive"] = "pressure"
     theta_f: float = Field(0.25, ge=0, lt=1)
     headroom: float = Field(0.02, ge=0, lt=0.5)
     low_water: float = Field(0.05, ge=0, lt=1)

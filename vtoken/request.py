@@ -47,6 +47,7 @@ class EvictingRequest:
         refusals: plans in a row that a rank has refused or differed on.
         failed_probes: measurements in a row that a rank has refused.
         asked_at: length at which it was measured last.
+        read_in_vain: dead tokens that attention has read since its last plan, summed over steps.
         exceeds_its_cap: scores that are no numbers have kept tokens that it should have given up.
         policy_is_off: its policy has failed: nothing more dies. What is dead is still reclaimed.
         is_over: no more policy, no more plans: it only waits for the engine to end it.
@@ -70,6 +71,8 @@ class EvictingRequest:
         self.open_plan: RelocationPlan | None = None
         self.refusals = self.failed_probes = 0
         self.asked_at = -1
+        self.read_in_vain = 0
+        self._counted_to = self._num_dead = 0
         self.exceeds_its_cap = self.policy_is_off = self.is_over = False
         self.totals = RequestTotals()
 
@@ -88,6 +91,15 @@ class EvictingRequest:
     def num_live(self, length: int) -> int:
         """Live tokens at ``length``: those that the table has not registered yet are live."""
         return self.table.num_live + length - self.table.length
+
+    def count_reads(self) -> None:
+        """Add what the steps since the last count have read of dead tokens. A step computes one
+        token, or a chunk of a prefill."""
+        table = self.table
+        grown = table.length - self._counted_to
+        steps = min(grown, 1) if table.length <= self.prefill_end else grown
+        self.read_in_vain += steps * self._num_dead
+        self._counted_to, self._num_dead = table.length, table.resident - table.num_live
 
     def excess(self, length: int) -> int:
         """Live tokens that can go at ``length``, protection aside. What was never measured stays,

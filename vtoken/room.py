@@ -132,6 +132,7 @@ class Room:
         self.port.give_back([row[i] for i in sources[::-1]])
         self.fillings.append(plan)
         self.reclaimer.stats.fill(plan)
+        request.read_in_vain = 0
         request.totals.blocks_given_back += sources.size
         request.totals.reclaims += 1
         audit.note(request, "reclaim", positions=gone, blocks_before=len(row))

@@ -63,6 +63,11 @@ class TokenTable:
         """Row index of the last block that holds a token (-1: none). It is in no plan."""
         return (self.resident - 1) // self.block_size
 
+    @property
+    def has_dead_block(self) -> bool:
+        """Whether all tokens of a block before the tail are dead."""
+        return bool((self._block_live[: max(self.tail, 0)] == 0).any())
+
     def slots(self) -> Int64s:
         """int64 ``[resident]``: the slot of each index."""
         starts = np.array(self.block_ids, np.int64) * self.block_size

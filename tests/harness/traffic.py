@@ -24,7 +24,7 @@ SETTINGS = st.fixed_dictionaries(
 
 REPLICA_OPTIONS = st.fixed_dictionaries(
     {
-        "reclaim": st.sampled_from(["eager", "eager", "pressure"]),
+        "reclaim": st.sampled_from(["eager", "eager", "pressure", "adaptive"]),
         "theta_f": st.sampled_from([0, 0.25]),
         "batch_blocks": st.sampled_from([2, 64]),
         "low_water": st.sampled_from([0.05, 0.5]),

@@ -41,7 +41,7 @@ REFUSED = [
 ]
 REFUSED_OF_A_REPLICA = [
     ({"backend": "in_place"}, "`backend`='in_place': .*'lazy_compaction'"),
-    ({"reclaim": "never"}, "`reclaim`='never': .*'pressure' or 'eager'"),
+    ({"reclaim": "never"}, "`reclaim`='never': .*'pressure', 'eager' or 'adaptive'"),
     ({"theta_f": 1}, "`theta_f`=1: .*less than 1"),
     ({"headroom": 0.5}, "`headroom`=0.5: .*less than 0.5"),
     ({"low_water": 1}, "`low_water`=1: .*less than 1"),

@@ -7,7 +7,7 @@ import pytest
 from harness.pool import SimplePool
 from harness.tables import SIZE, make_request
 from vtoken.options import ReplicaOptions
-from vtoken.planner import MAX_DRAFTS, Planner
+from vtoken.planner import MAX_DRAFTS, MOVE_COST, PLAN_COST, Planner
 from vtoken.request import EvictingRequest
 
 
@@ -149,6 +149,117 @@ def test_at_most_so_many_drafts_a_step() -> None:
         add(planner, pool, f"r{i}", 18, HALF_DEAD)
     assert len(names(planner)) == MAX_DRAFTS
     assert len(names(planner)) == 4
+
+
+@pytest.mark.parametrize(("others", "sources"), [(0, 32), (7, 4), (15, 2)])
+def test_a_burst_of_deaths_gets_what_others_do_not_need(others: int, sources: int) -> None:
+    """``batch_blocks`` times MAX_DRAFTS blocks in all: alone, a long prompt of which half has died
+    is packed by one plan and not by many, one after the other."""
+    planner, pool = make_planner(num_blocks=500, reclaim="eager", batch_blocks=2)
+    add(planner, pool, "long", 162, list(range(0, 160, 2)))
+    for i in range(others):
+        add(planner, pool, f"r{i}", 18, HALF_DEAD)
+    drafts = {request.request_id: draft for request, draft in planner.proposals(blocked=False)}
+    assert len(drafts) == 1 + others
+    assert drafts["long"].source_indices.size == sources
+
+
+@pytest.mark.parametrize(
+    ("dead", "given", "moved_to"),
+    [
+        ([*range(4, 8)], [[1]], 0),  # all of a block
+        ([*range(4, 8), *HALF_DEAD[4:]], [[1]], 1),  # and half of two more, which have to move
+        (HALF_DEAD, [], 2),
+    ],
+)
+def test_what_costs_no_copy_is_given_back_below_theta(
+    dead: list[int], given: list[list[int]], moved_to: int
+) -> None:
+    """``moved_to``: the destinations of a plan when blocks are short."""
+    planner, pool = make_planner(reclaim="eager", theta_f=0.6)
+    request = add(planner, pool, "a", 18, dead)
+    drafts = planner.proposals(blocked=False)
+    assert [draft.source_indices.tolist() for _, draft in drafts] == given
+    assert all(draft.num_destinations == 0 for _, draft in drafts)
+    planner.note(request)
+    ((_, draft),) = planner.proposals(blocked=True)
+    assert draft.num_destinations == moved_to
+
+
+def test_a_dead_block_of_many_holders_changes_nothing() -> None:
+    """It cannot be given back, but what else the request has to give is not forgotten."""
+    planner, pool = make_planner(reclaim="eager", theta_f=0.6)
+    add(planner, pool, "a", 18, [*range(4), *HALF_DEAD[4:]])
+    pool.begin("b", pool.rows["a"][:1], 4)
+    assert names(planner) == []
+    assert names(planner, blocked=True) == ["a"]
+
+
+@pytest.mark.parametrize("backend", ["none", "hole_filling"])
+def test_other_backends_wait_for_theta(backend: str) -> None:
+    planner, pool = make_planner(backend=backend, reclaim="eager", theta_f=0.6)
+    add(planner, pool, "a", 18, [*range(4, 8)])
+    assert planner.candidates(blocked=False) == []
+
+
+def live_on(planner: Planner, pool: SimplePool, request: EvictingRequest, num_tokens: int) -> None:
+    """It grows by so many tokens, and one that came last dies."""
+    pool.grow(request.request_id, num_tokens)
+    length = pool.length(request.request_id)
+    table = request.table
+    table.sync_new_tokens(pool.row_from(request.request_id, len(table.block_ids)), length)
+    table.evict_token(length - 1)
+    planner.note(request)
+
+
+def test_reads_in_vain_are_dead_tokens_times_steps() -> None:
+    planner, pool = make_planner()
+    request = add(planner, pool, "a", 18, HALF_DEAD)
+    request.prefill_end = 58
+    assert request.read_in_vain == 0, "they have only just died"
+    live_on(planner, pool, request, 40)
+    assert request.read_in_vain == 8, "a chunk of a prefill is one step"
+    live_on(planner, pool, request, 10)
+    assert request.read_in_vain == 8 + 10 * 9, "a decoding step computes one token"
+    planner.note(request)
+    assert request.read_in_vain == 98, "and no step has passed since"
+
+
+def test_adaptive_copies_once_as_much_was_read_as_the_copy_costs() -> None:
+    planner, pool = make_planner(reclaim="adaptive", theta_f=0)
+    request = add(planner, pool, "a", 18, HALF_DEAD)
+    assert names(planner) == []
+    price = MOVE_COST * 8 + PLAN_COST  # 8 live tokens of 4 blocks into 2
+    for reads in (PLAN_COST, price - 1, price):
+        request.read_in_vain = reads
+        planner.note(request)
+        assert names(planner) == (["a"] if reads == price else [])
+    assert request.read_in_vain == 0
+    planner.note(request)
+    assert names(planner) == []
+    assert names(planner, blocked=True) == ["a"], "unless blocks are short"
+
+
+def test_what_dies_fast_is_reclaimed_soon() -> None:
+    """With a fixed share dead it would be 4 times sooner, and half of that is cheaper."""
+    waited = {}
+    for every in (2, 8):
+        planner, pool = make_planner(num_blocks=4000, reclaim="adaptive")
+        request, steps = add(planner, pool, "a", 2002, []), 0
+        while not names(planner):
+            live_on(planner, pool, request, every)
+            steps += every
+        waited[every] = steps
+    assert 1.8 * waited[2] < waited[8] < 2.5 * waited[2]
+
+
+def test_giving_back_dead_blocks_pays_for_nothing() -> None:
+    """Else a request that gives some back now and then would never be packed."""
+    planner, pool = make_planner(reclaim="adaptive")
+    request = add(planner, pool, "a", 18, [*range(4), *HALF_DEAD[4:]])
+    request.read_in_vain = PLAN_COST // 2
+    assert names(planner) == ["a"]
+    assert request.read_in_vain == PLAN_COST // 2
 
 
 def test_a_drain_plans_everything_with_a_gain_and_then_ends() -> None:

@@ -76,10 +76,10 @@ def keeps_old_tables(stock: Callable[..., Any]) -> Callable[..., Any]:
 def moves_the_tail(stock: Callable[..., Any]) -> Callable[..., Any]:
     """A planner that takes the partial block for a full one."""
 
-    def attempt(self: Planner, request: Any, limits: Any) -> Any:
-        stock(self, request, limits)
+    def attempt(self: Planner, backend: Any, request: Any, limits: Any) -> Any:
+        stock(self, backend, request, limits)
         live, movable = request.table.block_live, self.port.private(request.request_id)
-        return self.backend(live, movable[: live.size], self.block_size, limits)
+        return backend(live, movable[: live.size], self.block_size, limits)
 
     return attempt
 
