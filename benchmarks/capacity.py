@@ -2,17 +2,18 @@
 """What a pool of blocks serves: throughput when it is short, and how many requests fit at once.
 
     python -m benchmarks.capacity 2048 [--against stock naive unlimited] [--rounds 3]
-    python -m benchmarks.capacity 2048 --check
     python -m benchmarks.capacity 5427 | 11519 --rounds 1, or 1357 | 2880 [--rounds 3]
+    python -m benchmarks.capacity 2048 | 1357 | ... --check
 
 The first runs 256 requests of 1,024 + 1,024 tokens through 2,048 blocks: the paper's policy
 `random` with a budget of 512. ``unlimited`` is stock vLLM with memory for all 64 of its running
-requests; ``--check`` runs vToken alone with its invariants checked at every step, and measures
-nothing. The others are the paper's Figures 9 and 10: the largest number of requests that all run
-in one step and finish without a preemption.
+requests. The others are the paper's Figures 9 and 10: the largest number of requests that all run
+in one step and finish without a preemption. ``--check`` runs vToken alone, once, as slow as it is
+with its invariants checked at every step: what is broken ends the engine, or a rank refuses it.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.arms import Arm, ArmProcess, by_turns, measured_by_turns, side_by_side
@@ -78,13 +79,6 @@ def run_load(engine: Engine, load: Load) -> dict[str, Any]:
     return engine.run(load)
 
 
-def check_2048(shape: str) -> dict[str, Any]:
-    """The whole load once; a broken invariant ends the engine."""
-    limited = engine_arguments(2048, max_model_len=4096, max_num_seqs=64)
-    with side_by_side([Arm("vtoken", BUDGET | {"check": True}, shape, limited)]) as arms:
-        return arms["vtoken"].call(run_load, Load(256, 1024, 1024))
-
-
 def summary_of_2048(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     rounds = sorted({row["round"] for row in rows})
     speed = {(row["round"], row["arm"]): row["tokens_per_s"] for row in rows}
@@ -131,15 +125,21 @@ def largest(arm: ArmProcess, tries: Sequence[int], quarter: bool) -> tuple[int, 
     return best, rows
 
 
-def measure_figures(blocks: int, rounds: int, shape: str) -> tuple[list[Any], dict[str, Any]]:
+def arms_of_figures(blocks: int, shape: str) -> list[Arm]:
     quarter = blocks in QUARTERS
-    headroom, ours, theirs = (QUARTERS if quarter else FIGURES)[blocks]
+    headroom = (QUARTERS if quarter else FIGURES)[blocks][0]
     arguments = engine_arguments(blocks, max_model_len=4096 if quarter else 16384, max_num_seqs=32)
-    arms = [
+    return [
         Arm("stock", None, shape, arguments),
         Arm("naive", HALF | NAIVE | {"headroom": headroom}, shape, arguments),
         Arm("vtoken", HALF | {"headroom": headroom}, shape, arguments),
     ]
+
+
+def measure_figures(blocks: int, rounds: int, shape: str) -> tuple[list[Any], dict[str, Any]]:
+    quarter = blocks in QUARTERS
+    _, ours, theirs = (QUARTERS if quarter else FIGURES)[blocks]
+    arms = arms_of_figures(blocks, shape)
     found: dict[str, list[float]] = {arm.name: [] for arm in arms}
     rows: list[Any] = []
     with side_by_side(arms) as processes:
@@ -156,6 +156,20 @@ def measure_figures(blocks: int, rounds: int, shape: str) -> tuple[list[Any], di
     return rows, summary
 
 
+def check(blocks: int, shape: str) -> tuple[list[Any], dict[str, Any]]:
+    """The whole load of vToken once, checked."""
+    arms = arms_of_2048(["vtoken"], shape) if blocks == 2048 else arms_of_figures(blocks, shape)
+    arm = replace(arms[-1], options={**(arms[-1].options or {}), "check": True})
+    with side_by_side([arm]) as processes:
+        if blocks == 2048:
+            row = processes["vtoken"].call(run_load, Load(256, 1024, 1024))
+        else:
+            quarter = blocks in QUARTERS
+            tries = (QUARTERS if quarter else FIGURES)[blocks][1]
+            (row, *_) = largest(processes["vtoken"], tries[:1], quarter)[1]
+    return [row], {f"plans_refused_checked_{blocks}": once(row["plans_refused"])}
+
+
 def main() -> None:
     options = parser(__doc__, SHAPE)
     options.add_argument("blocks", type=int, choices=[2048, *FIGURES, *QUARTERS])
@@ -163,17 +177,17 @@ def main() -> None:
     options.add_argument("--against", nargs="*", choices=everybody, default=everybody)
     options.add_argument("--check", action="store_true")
     arguments = options.parse_args()
-    if arguments.check:
-        print(short(check_2048(arguments.shape)))
-        return
     blocks, rounds = arguments.blocks, arguments.rounds
-    if blocks == 2048:
+    if arguments.check:
+        rows, summary = check(blocks, arguments.shape)
+    elif blocks == 2048:
         rows = measure_2048(["vtoken", *arguments.against], rounds, arguments.shape)
         summary = summary_of_2048(rows)
     else:
         rows, summary = measure_figures(blocks, rounds, arguments.shape)
     config = {"shape": arguments.shape, "rounds": rounds, "blocks": blocks}
     name = f"{blocks}-{'-'.join(arguments.against)}" if blocks == 2048 else str(blocks)
+    name = f"{blocks}-checked" if arguments.check else name
     publish("capacity", Part(config, summary, rows, name))
 
 

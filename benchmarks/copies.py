@@ -2,8 +2,7 @@
 """The copy engine on an idle device, on caches of an 8B model's shape.
 
 Sources are half of the tokens of random blocks, at random. Bytes read and bytes written are both
-counted, for us and for the plain copy. A commit's wait is measured as the device sees it: the time
-between two events on the main stream with nothing but the wait between them.
+counted, for us and for the plain copy.
 """
 
 from typing import Any
@@ -64,22 +63,6 @@ def seconds(work: Any, stream: torch.cuda.Stream) -> float:
     return float(np.median(times))
 
 
-def commit_waits(engine: CudaCopyEngine, rng: np.random.Generator) -> list[float]:
-    """Microseconds that the main stream waits for plans whose copies have ended, as commits do."""
-    waits = []
-    for i in range(200):
-        engine.start([make_plan(i, 1024, rng)])
-        torch.cuda.synchronize()
-        assert engine.is_done(i)
-        begin, end = timing_event(), timing_event()
-        begin.record()
-        engine.wait(i)
-        end.record()
-        torch.cuda.synchronize()
-        waits.append(begin.elapsed_time(end) * 1e3)
-    return waits
-
-
 def measure_copies() -> tuple[list[dict[str, Any]], dict[str, dict[str, float]]]:
     shape = (BLOCKS, HEADS, SIZE, WIDTH)
     caches = [torch.randn(shape, dtype=torch.bfloat16, device="cuda") for _ in range(LAYERS)]
@@ -97,12 +80,8 @@ def measure_copies() -> tuple[list[dict[str, Any]], dict[str, dict[str, float]]]
             row = {"repeat": repeat, "tokens": tokens, "plain_bytes_per_s": bare}
             rows.append(row | {"bytes_per_s": rate, "fraction": rate / bare, "seconds": took})
             print(rows[-1], flush=True)
-    waits = [float(np.percentile(commit_waits(engine, rng), 99)) for _ in range(REPEATS)]
     large = [
         min(r["fraction"] for r in rows if r["repeat"] == i and r["tokens"] >= 4096)
         for i in range(REPEATS)
     ]
-    return rows, {
-        "copy_bandwidth_fraction": spread(large),
-        "commit_stall_us_p99": spread(waits),
-    }
+    return rows, {"copy_bandwidth_fraction": spread(large)}

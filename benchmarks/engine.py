@@ -186,6 +186,7 @@ class Engine:
         return {
             "plans_committed": stats.plans_committed,
             "plans_aborted": stats.plans_aborted.total(),
+            "plans_refused": stats.plans_aborted["refused"] + stats.plans_aborted["diverged"],
             "holes_filled": stats.holes_filled,
             "tokens_moved": stats.tokens_moved,
             "blocks_given_back": stats.blocks_given_back,

@@ -49,26 +49,54 @@ def overhead(axes: Axes, result: Result) -> None:
     axes.set_title("ratios to stock vLLM, or to a plain copy")
 
 
+def concurrency(axes: Axes, result: Result) -> None:
+    """The paper's Figures 9 and 10."""
+    keys = [
+        (f"{blocks:,}" * (arm == "naive"), f"max_concurrency_{arm}_{blocks}", COLOURS[arm])
+        for blocks in (1357, 2880, 5427, 11519)
+        for arm in ("stock", "naive", "vtoken")
+    ]
+    summary = result["summary"]
+    bars(axes, [(label, summary[key], colour) for label, key, colour in keys if key in summary])
+    axes.set_xlabel("blocks of the pool: stock vLLM, naive eviction, vToken")
+    axes.set_ylabel("requests at once")
+
+
 def retained(axes: Axes, result: Result) -> None:
-    summary, entries = result["summary"], []
-    for policy in ("random", "streaming_llm"):
-        for arm in ("naive", "vtoken"):
-            entries.append((f"{policy}\n{arm}", summary[f"F_{arm}_{policy}"], COLOURS[arm]))
-    bars(axes, entries)
-    axes.set_ylabel("F, memory held without a live token")
+    """The paper's Figure 7: blocks of each request."""
+    styles = {"random": "-", "h2o": "--", "scissorhands": ":"}
+    for row in result["rows"]:
+        style = styles.get(row["policy"])
+        if row["round"] or style is None:
+            continue
+        lengths = [request["length"] for request in row["requests"]]
+        for key, arm in (("blocks", row["arm"]), ("ideal", "ideal")):
+            if (key, row["arm"]) == ("ideal", "naive"):
+                continue  # the same tokens are live in both arms, but for chance
+            values = [request[key] for request in row["requests"]]
+            label = f"{arm}, {row['policy']}"
+            axes.plot(lengths, values, style, color=COLOURS.get(arm, "black"), label=label)
+    axes.set_xlabel("tokens of a request")
+    axes.set_ylabel("blocks")
+    axes.set_ylim(top=650)  # room for the legend
+    axes.legend(loc="upper left", ncols=3, fontsize=7)
 
 
-def waste(axes: Axes, result: Result) -> None:
+def waste(axes: Axes, result: Result, key: str = "F") -> None:
     rows = [row for row in result["rows"] if row["round"] == 0]
     for arm, policy in sorted({(row["arm"], row["policy"]) for row in rows}):
         line = [row for row in rows if (row["arm"], row["policy"]) == (arm, policy)]
         style = {"random": "-", "streaming_llm": "--", "keep_all": ":"}[policy]
-        lengths, values = [r["length"] for r in line], [r["F"] for r in line]
+        lengths, values = [r["length"] for r in line], [r[key] for r in line]
         axes.plot(lengths, values, style, color=COLOURS[arm], label=f"{arm}, {policy}")
     axes.set_xlabel("tokens of each request")
-    axes.set_ylabel("F")
-    axes.set_ylim(top=0.75)  # room for the legend
+    axes.set_ylabel("F" if key == "F" else "share of blocks at most half full")
+    axes.set_ylim(top=0.9)  # room for the legend
     axes.legend(loc="upper left", ncols=2)
+
+
+def half_empty(axes: Axes, result: Result) -> None:
+    waste(axes, result, "half_empty")
 
 
 def sla(axes: Axes, result: Result) -> None:
@@ -102,13 +130,16 @@ def profile(axes: Axes, result: Result) -> None:
     axes.set_xlabel("microseconds from the beginning of the copy")
 
 
-FIGURES: dict[str, Callable[[Axes, Result], None]] = {
-    "capacity": capacity,
-    "overhead": overhead,
-    "retained": retained,
-    "waste": waste,
-    "sla": sla,
-    "profile": profile,
+# Name of the figure -> its benchmark, and what draws it.
+FIGURES: dict[str, tuple[str, Callable[[Axes, Result], None]]] = {
+    "capacity": ("capacity", capacity),
+    "concurrency": ("capacity", concurrency),
+    "overhead": ("overhead", overhead),
+    "retained": ("retained", retained),
+    "waste": ("waste", waste),
+    "half_empty": ("waste", half_empty),
+    "sla": ("sla", sla),
+    "profile": ("profile", profile),
 }
 
 
@@ -116,7 +147,7 @@ def draw(name: str, result: Result, out: Path) -> Path:
     """The same bytes for the same result."""
     plt.rcParams["svg.hashsalt"] = name
     figure, axes = plt.subplots(figsize=(7, 4))
-    FIGURES[name](axes, result)
+    FIGURES[name][1](axes, result)
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{name}.svg"
     figure.tight_layout()
@@ -131,8 +162,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--machine", default="h200")
     arguments = parser.parse_args()
-    for name in FIGURES:
-        path = arguments.results / f"{name}-{arguments.machine}.json"
+    for name, (benchmark, _) in FIGURES.items():
+        path = arguments.results / f"{benchmark}-{arguments.machine}.json"
         if path.exists():
             print(draw(name, json.loads(path.read_text()), arguments.out))
 

@@ -12,17 +12,20 @@ same at 48 with H2O: measured and scored at each tick, half of the tokens dead, 
 reclaimed, since memory is ample: all of its cost and none of its gain. ample: memory for
 everything, 64 requests at a time of 1,024 + 1,024 tokens, budget 512. async: the same with many
 reclaims (theta_f 0.05), copies beside the forward against copies that the host waits for (the
-paper's Figure 11) and against reclaiming in place. copies: bandwidth of the copy engine on an idle
-device (bytes read and written) against a plain copy, and what a commit waits.
+paper's Figure 11) and against reclaiming in place, and how long the device waits at commits.
+copies: bandwidth of the copy engine on an idle device (bytes read and written) against a plain
+copy's.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from benchmarks.arms import Arm, measured_by_turns, side_by_side
 from benchmarks.capacity import BUDGET, SHAPE, engine_arguments, run_load
 from benchmarks.command import parser, publish
-from benchmarks.copies import measure_copies
+from benchmarks.copies import measure_copies, timing_event
 from benchmarks.engine import Engine, Load
 from benchmarks.results import Part, spread
 
@@ -101,19 +104,49 @@ def summary_of_ample(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, floa
     return summary | {"commits_ample_memory": spread(commits)}
 
 
+def copies_of(engine: Engine) -> Any:
+    (runner,) = engine.llm.collective_rpc(lambda worker: worker.model_runner)
+    return runner.shard.engine
+
+
 def wait_for_copies(engine: Engine) -> None:
     """From now on the host waits for every copy that it starts."""
-    import torch
-
-    (runner,) = engine.llm.collective_rpc(lambda worker: worker.model_runner)
-    copies = runner.shard.engine
+    copies = copies_of(engine)
     start = copies.start
 
     def start_and_wait(plans: Any) -> None:
         start(plans)
-        torch.cuda.synchronize()
+        copies.stream.synchronize()
 
     copies.start = start_and_wait
+
+
+def time_commits(engine: Engine) -> None:
+    """From now on note how long the device waits where a commit makes it wait for a copy."""
+    copies = copies_of(engine)
+    wait, copies.waits = copies.wait, []
+
+    def timed(plan_id: int) -> None:
+        begin, end = timing_event(), timing_event()
+        begin.record()
+        wait(plan_id)
+        end.record()
+        copies.waits.append((begin, end))
+
+    copies.wait = timed
+
+
+def run_timed(engine: Engine, load: Load) -> dict[str, Any]:
+    """``run_load``, with the 99th percentile of those waits, in microseconds, if they are noted."""
+    import torch
+
+    row, copies = engine.run(load), copies_of(engine)
+    if found := getattr(copies, "waits", None):
+        torch.cuda.synchronize()
+        stalls = [begin.elapsed_time(end) * 1e3 for begin, end in found]
+        row["commit_stall_us_p99"] = float(np.percentile(stalls, 99))
+        found.clear()
+    return row
 
 
 def measure_async(rounds: int, shape: str) -> list[dict[str, Any]]:
@@ -126,17 +159,19 @@ def measure_async(rounds: int, shape: str) -> list[dict[str, Any]]:
     ]
     with side_by_side(arms) as processes:
         processes["sync"].call(wait_for_copies)
+        processes["async"].call(time_commits)
         for arm in processes.values():
             arm.call(run_load, Load(4, 512, 32))
         return measured_by_turns(
-            processes, rounds, run_load, lambda number: [Load(128, 1024, 1024, seed=number)]
+            processes, rounds, run_timed, lambda number: [Load(128, 1024, 1024, seed=number)]
         )
 
 
 def summary_of_async(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
     speed = {(row["round"], row["arm"]): row["tokens_per_s"] for row in rows}
     rounds = sorted({number for number, _ in speed})
-    return {
+    stalls = [row["commit_stall_us_p99"] for row in rows if row["arm"] == "async"]
+    return {"commit_stall_us_p99": spread(stalls)} | {
         f"async_ratio_to_{other}": spread([speed[i, "async"] / speed[i, other] for i in rounds])
         for other in ("sync", "in_place")
     }

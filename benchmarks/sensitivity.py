@@ -4,8 +4,9 @@
     python -m benchmarks.sensitivity [--rounds 3]
 
 64 requests of 512 + 1,024 tokens, memory ample, `reclaim: eager`. One knob moves, the others stay
-at blocks of 16 tokens, half of the tokens kept, theta_f 0.25. Per point: throughput, blocks held in
-the end per block that the live tokens need, tokens moved per block given back.
+at blocks of 16 tokens, half of the tokens kept, theta_f 0.25; one point is `adaptive`. Per point:
+throughput, blocks held in the end per block that the live tokens need, tokens moved per block given
+back.
 """
 
 from typing import Any
@@ -17,9 +18,11 @@ from benchmarks.engine import Engine, Load, Watch
 from benchmarks.results import Part, spread
 
 BLOCK_SIZES = (16, 32, 48)
+ADAPTIVE = -1.0  # in the place of theta_f, which that does not use
 POINTS = [
     *[{"keep_ratio": ratio, "theta_f": 0.25} for ratio in (0.3, 0.5, 0.7)],
     *[{"keep_ratio": 0.5, "theta_f": theta} for theta in (0.05, 0.15, 0.35, 0.5, 0.7, 0.9)],
+    {"keep_ratio": 0.5, "theta_f": ADAPTIVE},
 ]
 LOAD = Load(64, 512, 1024, options={"policy": "random", "evict_after_tokens": 0})
 
@@ -27,7 +30,9 @@ LOAD = Load(64, 512, 1024, options={"policy": "random", "evict_after_tokens": 0}
 def point(engine: Engine, knobs: dict[str, float], seed: int) -> dict[str, Any]:
     """One run with these knobs, on an engine whose replica options are changed for it."""
     reclaimer = engine.scheduler.reclaimer
-    changed = reclaimer.options.model_copy(update={"theta_f": knobs["theta_f"]})
+    theta, adaptive = knobs["theta_f"], {"reclaim": "adaptive"}
+    update = adaptive if theta == ADAPTIVE else {"reclaim": "eager", "theta_f": theta}
+    changed = reclaimer.options.model_copy(update=update)
     reclaimer.options = reclaimer.planner.options = changed
     seen: dict[str, Any] = {}
 
@@ -64,7 +69,8 @@ def main() -> None:
     summary = {}
     for arm, keep, theta in sorted({(r["arm"], r["keep_ratio"], r["theta_f"]) for r in rows}):
         here = [r for r in rows if (r["arm"], r["keep_ratio"], r["theta_f"]) == (arm, keep, theta)]
-        label = f"{arm.replace(' ', '_')}_keep_{keep}_theta_{theta}"
+        how = "adaptive" if theta == ADAPTIVE else f"theta_{theta}"
+        label = f"{arm.replace(' ', '_')}_keep_{keep}_{how}"
         for key in ("tokens_per_s", "blocks_over_ideal", "moved_per_block"):
             summary[f"{key}_{label}"] = spread([row[key] for row in here])
     config = {"shape": arguments.shape, "rounds": arguments.rounds}

@@ -11,7 +11,7 @@ from benchmarks import sla
 from benchmarks.arms import Arm
 from benchmarks.engine import Load
 
-TOKENS = [1000, 100]
+HOW = sla.Sweep([1000, 100])
 
 
 class Calculated:
@@ -48,7 +48,7 @@ def arms(monkeypatch: pytest.MonkeyPatch) -> dict[str, Calculated]:
 
 
 def test_the_best_that_meets_the_target_is_compared(arms: dict[str, Calculated]) -> None:
-    rows = sla.measure([], [10, 12, 13, 14, 15], TOKENS, 3)
+    rows = sla.measure([], [10, 12, 13, 14, 15], HOW, 3)
     assert {row["target"] for row in rows} == {10.5}
     summary = sla.summarise(rows, "random")
     assert summary["sla_concurrency_random"]["median"] == 13
@@ -59,12 +59,37 @@ def test_the_best_that_meets_the_target_is_compared(arms: dict[str, Calculated])
 def test_a_sweep_ends_at_its_first_miss_and_the_next_begins_below_the_best(
     arms: dict[str, Calculated],
 ) -> None:
-    sla.measure([], [10, 12, 13, 14, 15], TOKENS, 2)
+    sla.measure([], [10, 12, 13, 14, 15], HOW, 2)
     assert arms["vtoken"].tried == [10, 12, 13, 14, 12, 13, 14]
     assert arms["naive"].tried == [8, 9] * 2
 
 
 def test_nothing_that_meets_the_target_is_no_throughput(arms: dict[str, Calculated]) -> None:
     arms["vtoken"].latency = lambda count: 11
-    summary = sla.summarise(sla.measure([], [10, 12], TOKENS, 3), "h2o")
+    summary = sla.summarise(sla.measure([], [10, 12], HOW, 3), "h2o")
     assert summary["sla_speedup_h2o"]["median"] == 0 == summary["sla_concurrency_h2o"]["median"]
+
+
+def test_to_the_end_nothing_is_left_out(arms: dict[str, Calculated]) -> None:
+    sla.measure([], [10, 14, 13], sla.Sweep([1000, 100], to_the_end=True), 2)
+    assert arms["vtoken"].tried == [10, 14, 13] * 2
+    assert arms["naive"].tried == [8, 9] * 2
+
+
+def test_medians_decide_when_chance_does() -> None:
+    """One slow run of ours, and one lucky run of naive eviction, change nothing."""
+    lucky = {("naive", 9, 1): 10.0, ("vtoken", 12, 0): 11.0, ("vtoken", 13, 2): 10.0}
+    usual = {("naive", 8): 10.0, ("naive", 9): 11.0, ("vtoken", 12): 9.0, ("vtoken", 13): 10.6}
+    rows = []
+    for number in range(3):
+        for (arm, concurrency), latency in usual.items():
+            p95 = lucky.get((arm, concurrency, number), latency)
+            row = {"round": number, "arm": arm, "concurrency": concurrency, "latency_p95_s": p95}
+            rows.append(row | {"tokens_per_s": concurrency / p95})
+    summary = sla.summarise(rows, "random")
+    assert summary["sla_concurrency_random"]["median"] == 12
+    assert summary["sla_speedup_random"] == {
+        "median": round((12 / 9) / (8 / 10), 4),
+        "min": round((12 / 11) / (8 / 10), 4),
+        "max": round((12 / 9) / (8 / 10), 4),
+    }
