@@ -20,6 +20,7 @@ SUPPORTED_VLLM = "0.32.0"
 SCHEDULER = "worker.scheduler.VTokenScheduler"
 CPU_WORKER = "worker.cpu_worker.VTokenCPUWorker"
 GPU_WORKER = "worker.gpu_worker.VTokenGPUWorker"
+FLASH_ATTENTION = 3  # what vLLM runs on Hopper GPUs
 PLAIN_KV_DTYPES = ("auto", "float16", "bfloat16", "float32")
 
 
@@ -142,6 +143,9 @@ def check_layers(layers: Mapping[str, Any]) -> None:
         impl = layer.impl
         if type(impl) is not supported:
             raise UnsupportedError(f"{name}: attention backend {type(impl).__name__}")
+        version = getattr(impl, "vllm_flash_attn_version", FLASH_ATTENTION)  # the CPU's has none
+        if version != FLASH_ATTENTION:
+            raise UnsupportedError(f"{name}: FlashAttention {version}, not {FLASH_ATTENTION}")
         if impl.sliding_window not in (None, -1, (-1, -1)):
             raise UnsupportedError(f"{name}: sliding window {impl.sliding_window}")
         if impl.alibi_slopes is not None:

@@ -2,9 +2,12 @@
 """vLLM's V2 runner on a GPU, with CUDA graphs, compilation, async scheduling and prefix caching."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from harness.relocating import relocate_everything
 from vtoken.plan import RelocationPlan
@@ -39,9 +42,42 @@ def committed(engine: Any) -> int:
 
 def test_the_runner_is_the_one_that_users_get(engine: Any) -> None:
     config = engine.llm.llm_engine.vllm_config
-    assert config.use_v2_model_runner and config.scheduler_config.async_scheduling
-    assert config.compilation_config.cudagraph_mode.has_full_cudagraphs()
-    assert config.cache_config.enable_prefix_caching
+    scheduler, compilation = config.scheduler_config, config.compilation_config
+    assert config.use_v2_model_runner and scheduler.async_scheduling
+    assert scheduler.enable_chunked_prefill and config.cache_config.enable_prefix_caching
+    assert compilation.mode.name == "VLLM_COMPILE"
+    assert compilation.cudagraph_mode.name == "FULL_AND_PIECEWISE"
+
+
+def test_preparing_attention_never_waits_for_the_device(
+    engine: Any, prompts: list[list[int]], greedy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, shifted = engine.runner, 0
+
+    def strict(function: Any) -> Any:
+        def call(input_batch: Any) -> Any:
+            nonlocal shifted
+            shifted += bool(runner._shift_np[input_batch.idx_mapping_np].any())
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                return function(input_batch)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+        return call
+
+    for name in ("prepare_attn", "_physical"):
+        monkeypatch.setattr(runner, name, strict(getattr(runner, name)))
+    engine.run(prompts, greedy(policy="random", keep_ratio=0.5, tick_tokens=16, recent=16))
+    assert shifted > 100, "rows had a shift"
+    with pytest.raises(RuntimeError, match="synchroniz"):
+        strict(lambda batch: batch.seq_lens[0].item())(runner_batch(runner))
+
+
+def runner_batch(runner: Any) -> Any:
+    """As much of a batch as the control looks at."""
+    lengths = torch.ones(1, device=runner.device)
+    return SimpleNamespace(idx_mapping_np=np.zeros(1, np.int64), seq_lens=lengths)
 
 
 def test_nothing_evicted_nothing_changed(

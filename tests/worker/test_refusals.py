@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
@@ -114,6 +115,18 @@ def test_a_model_with_another_attention_is_refused(
         check_config(config)
 
 
+def test_another_device_is_refused(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(current_platform, "is_cpu", lambda: False)
+    with pytest.raises(UnsupportedError, match=r"`device`.*: use a CPU or an NVIDIA GPU"):
+        check_config(config)
+
+
+def test_the_other_model_runner_is_refused(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(config), "use_v2_model_runner", True)
+    with pytest.raises(UnsupportedError, match=r"`VLLM_USE_V2_MODEL_RUNNER`.*V1 on the CPU"):
+        check_config(config)
+
+
 def test_another_vllm_version_is_refused(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("worker.compat.vllm_version", "0.33.0")
     with pytest.raises(UnsupportedError, match=r"0\.33\.0.*install 0\.32\.0"):
@@ -183,6 +196,7 @@ def test_another_cache_layout_is_refused(
         ("alibi_slopes", torch.ones(2), "layer0: ALiBi"),
         ("kv_sharing_target_layer_name", "other", "layer0: shares its K/V"),
         ("attn_type", "encoder", "layer0: attention type encoder"),
+        ("vllm_flash_attn_version", 2, "layer0: FlashAttention 2, not 3"),
     ],
 )
 def test_a_layer_that_could_tell_moved_tokens_is_refused(
