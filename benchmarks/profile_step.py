@@ -3,9 +3,9 @@
 
     python -m benchmarks.profile_step
 
-64 requests have just been prefilled with a budget of 512, so that plans of some hundred tokens are
-under way. The rows are the kernels around the longest copy; the summary says which share of the
-copies' time the main stream was busy too.
+64 requests decode with a budget of 512 and theta_f 0.05, so that plans of some hundred tokens are
+under way all the time. The rows are the kernels around the longest copy; the summary says which
+share of the copies' time the main stream was busy too.
 """
 
 import json
@@ -19,13 +19,13 @@ from benchmarks.command import parser, publish
 from benchmarks.engine import Engine
 from benchmarks.results import Part, spread
 
-REQUESTS, PROMPT, OUTPUT = 64, 1024, 128
-STEPS = 24
+REQUESTS, PROMPT, OUTPUT = 64, 1024, 512
+BEFORE, STEPS = 100, 48
 AROUND_US = 3000
 
 
 def kernels(engine: Engine, seed: int) -> list[dict[str, Any]]:
-    """Every kernel and copy of some steps after the last prefill: stream, name, start, length."""
+    """Every kernel and copy of some decoding steps: stream, name, start, length."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -35,7 +35,9 @@ def kernels(engine: Engine, seed: int) -> list[dict[str, Any]]:
         engine.send(engine.text(seed * 100 + i, PROMPT), OUTPUT, {})
     while engine.scheduler.waiting:
         step()
-    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiler:
+    for _ in range(BEFORE):
+        step()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:  # the host's would slow it down
         for _ in range(STEPS):
             step()
         torch.cuda.synchronize()
@@ -81,7 +83,7 @@ def overlap(found: list[dict[str, Any]]) -> float:
 def main() -> None:
     arguments = parser(__doc__, SHAPE).parse_args()
     engine = engine_arguments(9000, max_model_len=4096, max_num_seqs=64)
-    arm = Arm("vtoken", BUDGET, arguments.shape, engine)
+    arm = Arm("vtoken", BUDGET | {"theta_f": 0.05}, arguments.shape, engine)
     with side_by_side([arm]) as processes:
         runs = [processes["vtoken"].call(kernels, seed) for seed in range(arguments.rounds)]
     copies = [[k for k in run if is_copy(k)] for run in runs]
