@@ -1,12 +1,14 @@
 """When the planner reclaims, from whom, and what it leaves to running requests."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from harness.pool import SimplePool
 from harness.tables import SIZE, make_request
-from vtoken.options import ReplicaOptions
+from harness.tiny_engine import TinyEngine
+from vtoken.options import EvictionOptions, ReplicaOptions
 from vtoken.planner import MAX_DRAFTS, MOVE_COST, PLAN_COST, Planner
 from vtoken.request import EvictingRequest
 
@@ -260,6 +262,17 @@ def test_giving_back_dead_blocks_pays_for_nothing() -> None:
     request.read_in_vain = PLAN_COST // 2
     assert names(planner) == ["a"]
     assert request.read_in_vain == PLAN_COST // 2
+
+
+def test_filling_holes_ends_the_count_too() -> None:
+    engine = TinyEngine(ReplicaOptions(reclaim="adaptive"), 40, Counter())
+    engine.arrive(EvictionOptions(policy="random", budget_tokens=16, evict_after_tokens=0), 60)
+    for _ in range(8):
+        engine.step(12, 0)
+    (request,) = engine.reclaimer.requests.values()
+    assert request.read_in_vain > 0
+    engine.reclaimer.room.fill(request)
+    assert engine.reclaimer.room.fillings and request.read_in_vain == 0
 
 
 def test_a_drain_plans_everything_with_a_gain_and_then_ends() -> None:

@@ -69,6 +69,13 @@ def test_a_dead_token_stays_resident() -> None:
     assert table.fragmentation == 0.25
 
 
+def test_a_dead_block_lies_before_the_tail() -> None:
+    blocks = [10, 11, 12, 13]  # the last one has no token yet
+    assert make_table(9, dead=[4, 5, 6, 7], block_ids=blocks).has_dead_block
+    assert not make_table(9, dead=[3, 4, 5, 6, 8], block_ids=blocks).has_dead_block
+    assert not TokenTable(SIZE).has_dead_block
+
+
 @pytest.mark.parametrize("position", [1, 8, -1])
 def test_only_a_live_token_can_die(position: int) -> None:
     with pytest.raises(PlanError, match=f"position {position} is not live"):
