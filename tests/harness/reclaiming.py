@@ -3,10 +3,10 @@
 from collections import Counter
 from unittest.mock import patch
 
-from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from harness.machines import run_machine
 from harness.tiny_engine import TinyEngine
 from vtoken import planner
 from vtoken.options import EvictionOptions, ReplicaOptions
@@ -125,17 +125,9 @@ def run_reclaiming(wanted: dict[str, int], max_rounds: int = 40) -> Counter[str]
     """
     totals: Counter[str] = Counter()
     machine = type("ReclaimingMachine", (Reclaiming,), {"totals": totals})
-    run = settings(
-        max_examples=20,
-        stateful_step_count=50,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
     for number in range(max_rounds):
         with patch.object(planner, "PLAN_COST", 8):  # texts this short never read 4,096 in vain
-            run_state_machine_as_test(seed(number)(machine), settings=run)
+            run_machine(machine, number, max_examples=20, num_steps=50)
         if all(totals[what] >= enough for what, enough in wanted.items()):
             return totals
     raise AssertionError(f"wanted {wanted}, but only {dict(totals)} happened")

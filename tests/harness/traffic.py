@@ -3,11 +3,11 @@
 from collections import Counter
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from vllm.v1.core.sched.interface import PauseState
 
+from harness.machines import run_machine
 from harness.replica import MAX_MODEL_LEN, Replica, Setting, prompt
 
 LAGS = st.integers(0, 3)
@@ -182,17 +182,7 @@ def run_traffic(
     totals = Counter() if totals is None else totals
     machine = type(f"TrafficAtDepth{depth}", (Traffic,), {"depth": depth, "totals": totals})
     for number in range(max_rounds):
-        run_state_machine_as_test(
-            seed(number)(machine),
-            settings=settings(
-                max_examples=10,
-                stateful_step_count=40,
-                database=None,
-                deadline=None,
-                phases=[Phase.generate],
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
+        run_machine(machine, number, max_examples=10, num_steps=40)
         if all(totals[what] >= count for what, count in wanted.items()):
             return totals
     raise AssertionError(f"wanted {wanted}, but only {dict(totals)} happened")
