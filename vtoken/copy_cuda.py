@@ -20,6 +20,9 @@ from vtoken.errors import UnsupportedError
 from vtoken.plan import RelocationPlan
 
 Int64s = npt.NDArray[np.int64]
+# Programs of a launch on each multiprocessor: enough to keep the memory busy. More would wait in
+# line, and what the main stream starts next, however small, behind them for the whole copy.
+PROGRAMS_PER_SM = 8
 
 
 @triton.jit(do_not_specialize=["num_moves"])
@@ -36,19 +39,19 @@ def _copy_tokens(  # type: ignore  # noqa: PLR0913, PLR0917
     HEADS_UP: tl.constexpr,
     WORDS_UP: tl.constexpr,
 ):
-    """Copy one token's K and V of all heads in one layer, as 64-bit words. Strides in words."""
-    move = tl.program_id(0)
+    """Copy tokens' K and V of all heads in one layer, as 64-bit words. Strides in words."""
     cache = tl.load(layers + tl.program_id(1)).to(tl.pointer_type(tl.int64))
-    source = tl.load(moves + move)
-    destination = tl.load(moves + num_moves + move)
     head = tl.arange(0, HEADS_UP)[:, None]
     word = tl.arange(0, WORDS_UP)[None, :]
     mask = (head < HEADS) & (word < WORDS)
     within = head * stride_head + word
-    source_at = (source // SIZE) * stride_block + (source % SIZE) * stride_slot
-    destination_at = (destination // SIZE) * stride_block + (destination % SIZE) * stride_slot
-    values = tl.load(cache + source_at + within, mask=mask)
-    tl.store(cache + destination_at + within, values, mask=mask)
+    for move in range(tl.program_id(0), num_moves, tl.num_programs(0)):
+        source = tl.load(moves + move)
+        destination = tl.load(moves + num_moves + move)
+        source_at = (source // SIZE) * stride_block + (source % SIZE) * stride_slot
+        destination_at = (destination // SIZE) * stride_block + (destination % SIZE) * stride_slot
+        values = tl.load(cache + source_at + within, mask=mask)
+        tl.store(cache + destination_at + within, values, mask=mask)
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,8 @@ class CudaCopyEngine:
             raise UnsupportedError("the layers' KV caches differ in shape or strides")
         addresses = np.array([cache.data_ptr() for cache in kv_caches], np.uint64)
         self._addresses = torch.from_numpy(addresses).to(first.device)
+        num_sms = torch.cuda.get_device_properties(first.device).multi_processor_count
+        self._programs = max(1, PROGRAMS_PER_SM * num_sms // len(kv_caches))
         self.stream = torch.cuda.Stream(first.device)
         self._done: dict[int, torch.cuda.Event] = {}
         # Compile now, not at the first reclaim: one slot of vLLM's null block onto itself.
@@ -140,7 +145,7 @@ class CudaCopyEngine:
     def launch(self, slots: torch.Tensor) -> None:
         """Copy on the current stream. int64 ``[2, N]`` on the device: sources, destinations."""
         layout, num_moves = self._layout, slots.shape[1]
-        _copy_tokens[(num_moves, len(self._caches))](
+        _copy_tokens[(min(num_moves, self._programs), len(self._caches))](
             self._addresses,
             slots,
             num_moves,

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from harness.tables import SIZE, make_plan, make_request
+from vtoken.copy_cuda import PROGRAMS_PER_SM
 from vtoken.errors import UnsupportedError
 from vtoken.plan import RelocationPlan
 
@@ -55,7 +56,11 @@ def make_engine(caches: list[torch.Tensor]) -> Any:
 
 
 @pytest.mark.parametrize("heads_first", [True, False])
-def test_every_element_of_a_moved_token_arrives_and_nothing_else_changes(heads_first: bool) -> None:
+@pytest.mark.parametrize("per_sm", [PROGRAMS_PER_SM, 0], ids=["a token each", "one for all tokens"])
+def test_every_element_of_a_moved_token_arrives_and_nothing_else_changes(
+    monkeypatch: pytest.MonkeyPatch, heads_first: bool, per_sm: int
+) -> None:
+    monkeypatch.setattr("vtoken.copy_cuda.PROGRAMS_PER_SM", per_sm)
     caches = make_caches(heads_first)
     engine, before = make_engine(caches), bits(caches)
     plans = [example(1, [1, 3, 5, 7, 2], [6, 4]), example(2, [9, 8, 11, 10, 0], [15, 13])]

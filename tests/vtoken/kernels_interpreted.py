@@ -70,7 +70,8 @@ def test_the_probe_measures_what_float64_says(
             assert np.allclose(row, total[measure], rtol=1e-4, atol=1e-7), (order, measure)
 
 
-def test_the_copy_moves_whole_tokens_and_nothing_else() -> None:
+@pytest.mark.parametrize("programs", [20, 7, 1], ids=["one each", "some more", "all"])
+def test_the_copy_moves_whole_tokens_and_nothing_else(programs: int) -> None:
     random = np.random.default_rng(0)
     shape = BLOCKS, 3, 16, 24  # no power of two among heads and words
     ids = random.integers(-(2**15), 2**15, size=(LAYERS, *shape)).astype(np.int16)
@@ -78,7 +79,7 @@ def test_the_copy_moves_whole_tokens_and_nothing_else() -> None:
     slots = random.permutation(BLOCKS * 16)[:40].reshape(2, 20)
     layout = _layout_of(caches[0].view(torch.bfloat16))
     addresses = torch.from_numpy(np.array([c.data_ptr() for c in caches], np.uint64))
-    _copy_tokens[(20, LAYERS)](
+    _copy_tokens[(programs, LAYERS)](
         addresses, torch.from_numpy(slots), 20, layout.block, layout.head, layout.slot,
         SIZE=16, HEADS=3, WORDS=layout.words, HEADS_UP=4, WORDS_UP=8,
     )  # fmt: skip
