@@ -29,4 +29,4 @@ def publish(benchmark: str, part: Part) -> None:
 def short(row: Mapping[str, Any]) -> str:
     """A row as a line of progress."""
     shown = {k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()}
-    return json.dumps({k: v for k, v in shown.items() if not isinstance(v, list)})
+    return json.dumps({k: v for k, v in shown.items() if not isinstance(v, list | dict)})

@@ -8,15 +8,13 @@ under way all the time. The rows are the kernels around the longest copy; the su
 share of the copies' time the main stream was busy too.
 """
 
-import json
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from benchmarks.arms import Arm, side_by_side
 from benchmarks.capacity import BUDGET, SHAPE, engine_arguments
 from benchmarks.command import parser, publish
 from benchmarks.engine import Engine
+from benchmarks.kernels import is_copy, traced
 from benchmarks.results import Part, spread
 
 REQUESTS, PROMPT, OUTPUT = 64, 1024, 512
@@ -26,9 +24,6 @@ AROUND_US = 3000
 
 def kernels(engine: Engine, seed: int) -> list[dict[str, Any]]:
     """Every kernel and copy of some decoding steps: stream, name, start, length."""
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
     assert engine.llm.reset_prefix_cache()
     step = engine.llm.llm_engine.step
     for i in range(REQUESTS):
@@ -37,29 +32,9 @@ def kernels(engine: Engine, seed: int) -> list[dict[str, Any]]:
         step()
     for _ in range(BEFORE):
         step()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:  # the host's would slow it down
-        for _ in range(STEPS):
-            step()
-        torch.cuda.synchronize()
+    found = traced(engine, STEPS)
     engine.drop_all()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        events = json.loads(path.read_text())["traceEvents"]
-    on_device = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
-    return [
-        {
-            "stream": event["args"]["stream"],
-            "name": event["name"][:48],
-            "start_us": event["ts"],
-            "length_us": event["dur"],
-        }
-        for event in on_device
-    ]
-
-
-def is_copy(kernel: dict[str, Any]) -> bool:
-    return "_copy_tokens" in kernel["name"]
+    return [{**kernel, "name": kernel["name"][:48]} for kernel in found]
 
 
 def overlap(found: list[dict[str, Any]]) -> float:

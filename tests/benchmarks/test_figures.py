@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.figures import FIGURES, OUT, draw
+from benchmarks.figures import FIGURES, OUT, draw, result_of
 from benchmarks.results import RESULTS
-from benchmarks.table import MACHINE, table
+from benchmarks.table import table
 
-PATHS = {name: RESULTS / f"{benchmark}-{MACHINE}.json" for name, (benchmark, _) in FIGURES.items()}
+PATHS = {name: result_of(name) for name in FIGURES}
 NAMES = [name for name, path in PATHS.items() if path.exists()]
 
 
