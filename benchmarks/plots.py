@@ -159,21 +159,21 @@ def quality(axes: Axes, result: Result) -> None:
 
 def steps(axes: Axes, result: Result) -> None:
     """A decoding step by kind of kernel; what is missing to its whole time is idle."""
-    bottom: dict[str, float] = defaultdict(float)
     groups = defaultdict(list)
     for row in result["rows"]:
-        groups[f"{row['arm']}\n{row['concurrency']}"].append(row)
-    labels = sorted(groups, key=lambda label: (int(label.partition("\n")[2]), label))
-    kinds = sorted({kind for row in result["rows"] for kind in row["busy_us"]})
-    for kind in kinds:
-        heights = [median(r["busy_us"].get(kind, 0) / 1e3 for r in groups[one]) for one in labels]
-        axes.bar(labels, heights, bottom=[bottom[one] for one in labels], label=kind)
-        for label, height in zip(labels, heights, strict=True):
-            bottom[label] += height
-    whole = [median(row["step_ms"] for row in groups[label]) for label in labels]
+        groups[row["concurrency"], row["arm"]].append(row)
+    order = sorted(groups)
+    labels = [f"{arm.replace(', ', chr(10))}\n{count}" for count, arm in order]
+    bottom = [0.0] * len(order)
+    for kind in sorted({kind for row in result["rows"] for kind in row["busy_us"]}):
+        heights = [median(r["busy_us"].get(kind, 0) / 1e3 for r in groups[one]) for one in order]
+        axes.bar(labels, heights, bottom=bottom, label=kind)
+        bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
+    whole = [median(row["step_ms"] for row in groups[one]) for one in order]
     axes.plot(labels, whole, "k_", markersize=18, label="a step")
-    axes.set_ylabel("milliseconds")
     axes.set_ylim(top=1.3 * max(whole))  # room for the legend
+    axes.tick_params(axis="x", labelsize=6)
+    axes.set_ylabel("milliseconds")
     axes.legend(loc="upper left", ncols=3)
 
 

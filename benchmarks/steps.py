@@ -4,10 +4,13 @@
     python -m benchmarks.steps [--concurrency 8 12 13 16] [--rounds 3]
 
 C requests of 12,288 tokens decode with half of them kept; then stock vLLM decodes C requests that
-are as long as what vToken held of each. Steps are timed without the profiler; a second window with
-it says what the device did by kind of kernel, and between which kinds it did nothing.
+are as long as what vToken held of each: once on a new pool, whose blocks it takes in the order of
+their addresses, and once with the free blocks shuffled, as they are after some hours. Steps are
+timed without the profiler; a second window with it says what the device did by kind of kernel, and
+between which kinds it did nothing.
 """
 
+import random
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -25,9 +28,24 @@ PROMPT, OUTPUT = 12288, 4096
 BEFORE, TIMED, TRACED = 200, 100, 24
 
 
-def decode(engine: Engine, concurrency: int, prompt: int, seed: int) -> dict[str, Any]:
-    """Times and kernels of decoding steps once every prompt is in."""
+ARMS = ("vtoken", "stock", "stock, shuffled")
+
+
+def arrange_free_blocks(engine: Engine, shuffled: bool, seed: int) -> None:
+    """By address, or at random. Nothing must run."""
     assert engine.llm.reset_prefix_cache()
+    queue = engine.scheduler.kv_cache_manager.block_pool.free_block_queue
+    blocks = sorted(queue.popleft_n(queue.num_free_blocks), key=lambda block: block.block_id)
+    if shuffled:
+        random.Random(seed).shuffle(blocks)
+    queue.append_n(blocks)
+
+
+def decode(
+    engine: Engine, concurrency: int, prompt: int, seed: int, shuffled: bool
+) -> dict[str, Any]:
+    """Times and kernels of decoding steps once every prompt is in."""
+    arrange_free_blocks(engine, shuffled, seed)
     step, scheduler = engine.llm.llm_engine.step, engine.scheduler
     for i in range(concurrency):
         engine.send(engine.text(seed * 100 + i, prompt), OUTPUT, {})
@@ -63,12 +81,14 @@ def measure(
     rows = []
     for number in range(rounds):
         for concurrency in concurrencies:
-            prompt = PROMPT
-            for name in ("vtoken", "stock"):
-                row = processes[name].call(decode, concurrency, prompt, number * 50 + concurrency)
+            prompt, seed = PROMPT, number * 50 + concurrency
+            for name in ARMS:
+                arm, _, shuffled = name.partition(", ")
+                row = processes[arm].call(decode, concurrency, prompt, seed, bool(shuffled))
                 rows.append({"round": number, "arm": name, **row})
                 print(short(rows[-1]), flush=True)
-                prompt = round(row["tokens_held"]) - BEFORE - TIMED
+                if arm == "vtoken":
+                    prompt = round(row["tokens_held"]) - BEFORE - TIMED
     return rows
 
 
@@ -88,10 +108,11 @@ def main() -> None:
         rows = measure(processes, arguments.concurrency, arguments.rounds)
     took = {(row["round"], row["arm"], row["concurrency"]): row["step_ms"] for row in rows}
     summary = {
-        f"step_ratio_vs_stock_c{c}": spread(
-            [took[i, "vtoken", c] / took[i, "stock", c] for i in range(arguments.rounds)]
+        f"step_ratio_{key}_c{c}": spread(
+            [took[i, arm, c] / took[i, "stock", c] for i in range(arguments.rounds)]
         )
         for c in arguments.concurrency
+        for arm, key in (("vtoken", "vs_stock"), ("stock, shuffled", "of_shuffled_blocks"))
     }
     config = {"shape": arguments.shape, "prompt": PROMPT, "pool": pool, "steps": TIMED}
     publish("steps", Part(config, summary, rows))
