@@ -80,7 +80,7 @@ class Planner:
             if draft.num_destinations <= available:
                 available -= draft.num_destinations
                 if draft.num_destinations:
-                    request.read_in_vain = 0
+                    request.forget_reads()
                 self.forget(request.request_id)
                 chosen.append((request, draft))
             else:
@@ -131,7 +131,7 @@ class Planner:
 
     def _free_of_charge(self, request: EvictingRequest, limits: Limits) -> Draft | None:
         """What can be given back without a copy. If nothing, it is looked at again after a tick."""
-        draft = self._try(whole_blocks, request, limits)
+        draft = self._try(whole_blocks, request, limits) if self._copies else None
         if draft is None:
             self._wasteful.pop(request.request_id, None)
         return draft

@@ -101,6 +101,11 @@ class EvictingRequest:
         self.read_in_vain += steps * self._num_dead
         self._counted_to, self._num_dead = table.length, table.resident - table.num_live
 
+    def forget_reads(self) -> None:
+        """What was read in vain is paid for: what is dead now counts from here on."""
+        self.count_reads()
+        self.read_in_vain = 0
+
     def excess(self, length: int) -> int:
         """Live tokens that can go at ``length``, protection aside. What was never measured stays,
         so of a policy with signals this is what it gives when blocks are short."""

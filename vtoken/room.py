@@ -53,9 +53,10 @@ class Room:
             if self.port.num_free() >= wanted:
                 break
             self.fill(request)
-        # In the end the destinations of every open plan.
+        # In the end the destinations of every open plan that has some.
         for request in list(self.reclaimer.requests.values()):
-            if self.port.num_free() < wanted and request.open_plan is not None:
+            plan = request.open_plan
+            if self.port.num_free() < wanted and plan is not None and plan.destination_blocks.size:
                 self.reclaimer.abort(request, "hole_filling")
         return self.port.num_free() >= wanted
 
@@ -132,7 +133,7 @@ class Room:
         self.port.give_back([row[i] for i in sources[::-1]])
         self.fillings.append(plan)
         self.reclaimer.stats.fill(plan)
-        request.read_in_vain = 0
+        request.forget_reads()
         request.totals.blocks_given_back += sources.size
         request.totals.reclaims += 1
         audit.note(request, "reclaim", positions=gone, blocks_before=len(row))

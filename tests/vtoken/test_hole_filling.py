@@ -1,5 +1,6 @@
 """Reclaiming in place: which blocks go, which tokens move where, and what a shard refuses."""
 
+from collections import Counter
 from dataclasses import replace
 from itertools import combinations
 
@@ -10,8 +11,10 @@ from hypothesis import strategies as st
 
 from harness.streams import FakeCopyEngine, Memory, Streams
 from harness.tables import SIZE, assert_table, make_table
+from harness.tiny_engine import TinyEngine
 from vtoken.errors import InvariantError
 from vtoken.hole_filling import HoleFilling, choose_moves, choose_sources, make_filling
+from vtoken.options import EvictionOptions, ReplicaOptions
 from vtoken.shard import Shard
 from vtoken.table import TokenTable
 
@@ -125,3 +128,20 @@ def test_bytes_that_do_not_arrive_stop_the_shard(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(rig.engine, "move", lambda sources, destinations: None)
     with pytest.raises(InvariantError, match="I1: 1 tokens differ"):
         rig.shard.fill([rig.plan])
+
+
+def test_a_dry_pool_ends_no_plan_that_has_no_block_to_give() -> None:
+    """It would only put off what the plan is about to give back."""
+    options = ReplicaOptions(backend="whole_blocks", reclaim="eager", theta_f=0)
+    engine = TinyEngine(options, 40, Counter())
+    keeps = {"budget_tokens": 16, "sinks": 0, "recent": 8, "evict_after_tokens": 0}
+    engine.arrive(EvictionOptions(policy="streaming_llm", **keeps), 60)
+    for _ in range(40):
+        engine.step(12, lag=2)
+        (request,) = engine.reclaimer.requests.values()
+        if request.open_plan is not None:
+            break
+    plan = request.open_plan
+    assert plan is not None and not plan.destination_blocks.size
+    assert not engine.reclaimer.room.make(1000)
+    assert request.open_plan is plan

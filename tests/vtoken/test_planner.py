@@ -273,6 +273,21 @@ def test_filling_holes_ends_the_count_too() -> None:
     assert request.read_in_vain > 0
     engine.reclaimer.room.fill(request)
     assert engine.reclaimer.room.fillings and request.read_in_vain == 0
+    table = request.table
+    dead, length = table.resident - table.num_live, table.length
+    engine.step(1, 0)
+    table.sync_new_tokens([], length + 1)
+    request.count_reads()
+    assert request.read_in_vain == dead, "only what the filling has left"
+
+
+@pytest.mark.parametrize("backend", ["none", "whole_blocks"])
+def test_only_what_would_copy_gives_dead_blocks_back_before_theta_f(backend: str) -> None:
+    planner, pool = make_planner(backend=backend, reclaim="eager", theta_f=0.3)
+    request = add(planner, pool, "a", 18, [*range(4, 8), 0, 1])  # noted above theta_f ...
+    request.table.sync_new_tokens(pool.grow("a", 14), 32)
+    assert request.table.has_dead_block and request.table.fragmentation < 0.3  # ... and grown since
+    assert names(planner) == []
 
 
 def test_a_drain_plans_everything_with_a_gain_and_then_ends() -> None:
