@@ -161,12 +161,3 @@ def required_blocks(new: Demand, owed: Demand, headroom: int) -> int:
     least as many requests as one that does not evict.
     """
     return min(new.capped + owed.capped + headroom, new.full + owed.full)
-
-
-def most_admitted(num_blocks: int, cap: int, full: int, headroom: int) -> int:
-    """How many equal requests run at once in ``num_blocks`` blocks."""
-    count, held = 0, Demand(0, 0)
-    while required_blocks(Demand(cap, full), held, headroom) <= num_blocks:
-        count += 1
-        held = Demand(count * cap, count * full)
-    return count

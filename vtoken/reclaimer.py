@@ -104,7 +104,7 @@ class Reclaimer:
         Args:
             wanted: free blocks that the next admission waits for; 0 if none does.
         """
-        self._step = self.audit.step = step
+        self._step = self.audit.step = self.planner.step = step
         for verdict in self.two_phase.verdicts():
             plan = verdict.plan
             request = self.requests[plan.request_id]
@@ -133,7 +133,6 @@ class Reclaimer:
         drafts = [] if self.room.is_dry() else self.planner.proposals(blocked)
         plans = [self._prepare(request, draft) for request, draft in drafts]
         prepares = [plan for plan in plans if plan is not None]
-        self.planner.settle(len(self.two_phase.open_plans))
         orders = StepOrders(
             self._started,
             tuple(self._commits),
@@ -148,7 +147,8 @@ class Reclaimer:
         return orders
 
     def reclaim_now(self) -> None:
-        """Run plans over the next steps until none has a gain (``planner.draining``)."""
+        """Run plans over the next steps until none has a gain in any request of now
+        (``planner.draining``)."""
         self.planner.drain(self.requests.values())
 
     # -- life of a plan ------------------------------------------------------------------------
@@ -193,6 +193,8 @@ class Reclaimer:
         self.port.give_back(plan.source_blocks[::-1].tolist())
         self._close(plan, request)
         request.refusals = 0
+        if plan.num_moves:
+            request.forget_reads()  # what was read while it was open no plan could have spared
         self.planner.note(request)
         self._commits.append(plan.plan_id)
         self.stats.commit(plan, gain)

@@ -48,6 +48,7 @@ class EvictingRequest:
         failed_probes: measurements in a row that a rank has refused.
         asked_at: length at which it was measured last.
         read_in_vain: dead tokens that attention has read since its last plan, summed over steps.
+        worth_at: step in which a copy will be worth what was read in vain.
         exceeds_its_cap: scores that are no numbers have kept tokens that it should have given up.
         policy_is_off: its policy has failed: nothing more dies. What is dead is still reclaimed.
         is_over: no more policy, no more plans: it only waits for the engine to end it.
@@ -72,6 +73,7 @@ class EvictingRequest:
         self.refusals = self.failed_probes = 0
         self.asked_at = -1
         self.read_in_vain = 0
+        self.worth_at = -1
         self._counted_to = self._num_dead = 0
         self.exceeds_its_cap = self.policy_is_off = self.is_over = False
         self.totals = RequestTotals()
@@ -88,6 +90,11 @@ class EvictingRequest:
         """Whether its policy cannot judge all tokens known at the start yet."""
         return bool(self.measures) and self.signals.observed < self.prefill_end
 
+    @property
+    def num_dead(self) -> int:
+        """Dead tokens that still have slots."""
+        return self.table.resident - self.table.num_live
+
     def num_live(self, length: int) -> int:
         """Live tokens at ``length``: those that the table has not registered yet are live."""
         return self.table.num_live + length - self.table.length
@@ -99,7 +106,7 @@ class EvictingRequest:
         grown = table.length - self._counted_to
         steps = min(grown, 1) if table.length <= self.prefill_end else grown
         self.read_in_vain += steps * self._num_dead
-        self._counted_to, self._num_dead = table.length, table.resident - table.num_live
+        self._counted_to, self._num_dead = table.length, self.num_dead
 
     def forget_reads(self) -> None:
         """What was read in vain is paid for: what is dead now counts from here on."""

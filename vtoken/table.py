@@ -102,19 +102,8 @@ class TokenTable:
         self._count_live(first, last)
         self.num_live += last - first
 
-    def evict_token(self, position: int) -> None:
-        """Mark one text position dead. Metadata only: nothing moves (paper section 3.2).
-
-        Raises:
-            PlanError: the position is not resident, or dead already.
-        """
-        found = np.flatnonzero(self.positions == position)
-        if found.size != 1 or not self._live[found[0]]:
-            raise PlanError(f"position {position} is not live in this table")
-        self.evict_indices(found)
-
     def evict_indices(self, indices: Int64s) -> None:
-        """Mark distinct live indices dead. int64 ``[n]``."""
+        """Mark distinct live indices dead. int64 ``[n]``. Nothing moves (paper section 3.2)."""
         self._live[indices] = False
         np.subtract.at(self._block_live, indices // self.block_size, 1)
         self.num_live -= indices.size

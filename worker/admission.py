@@ -75,7 +75,7 @@ class Admission:
         request = self.scheduler.requests[request_id]
         if request_id in self._footprints:
             cap, full = self._cap(request, len(hits)), self._footprints[request_id].full
-        elif self._owed().full:  # not evicting: vLLM reserves the tokens known so far
+        elif self._bounds()[0].full:  # not evicting: vLLM reserves the tokens known so far
             cap = full = blocks_for(request.num_tokens, self.block_size)
         else:
             return None
@@ -93,7 +93,7 @@ class Admission:
             missing: blocks that it lacks.
         """
         required = None
-        if self.compacts and self._owed().full:
+        if self.compacts and self._bounds()[0].full:
             required = self._or_wait(Demand(missing, missing))
         return missing if required is None else required
 
@@ -102,6 +102,9 @@ class Admission:
         scheduler, port = self.scheduler, self.scheduler.reclaimer.port
         headroom = headroom_blocks(port.num_blocks(), scheduler.replica_options.headroom)
         least, surplus = self._bounds()
+        at_full_length = new.full + least.full
+        if at_full_length <= port.num_free():
+            return at_full_length
         required = required_blocks(new, least, headroom)
         # Else nothing that can be given back is enough, and counting exactly takes longer.
         may_fit = required <= port.num_free() + surplus
@@ -184,4 +187,4 @@ class Admission:
 
 
 def _num_shared(row: Sequence[KVCacheBlock]) -> int:
-    return sum(block.ref_cnt > 1 for block in row)
+    return len(row) - [block.ref_cnt for block in row].count(1)  # each is held at least once

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from harness.machines import run_machine
+from harness.tables import kill
 from harness.tiny_engine import TinyEngine
 from vtoken import planner
 from vtoken.options import EvictionOptions, ReplicaOptions
@@ -77,7 +78,7 @@ class Reclaiming(RuleBasedStateMachine):
         if request is not None and position < request.table.length:
             text = self.engine.texts[request.request_id]
             if position in text.live:
-                request.table.evict_token(position)
+                kill(request.table, position)
                 text.evict([position])
                 reclaimer.planner.note(request)
 

@@ -23,8 +23,15 @@ def make_table(
         block_ids = range(10, 10 - -length // SIZE)
     table.sync_new_tokens(block_ids, length)
     for position in dead:
-        table.evict_token(position)
+        kill(table, position)
     return table
+
+
+def kill(table: TokenTable, position: int) -> None:
+    """One live position dies."""
+    (found,) = np.flatnonzero(table.positions == position)
+    assert table.live[found], f"{position} is dead"
+    table.evict_indices(np.array([found]))
 
 
 def make_request(

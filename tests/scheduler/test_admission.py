@@ -8,7 +8,6 @@ from scheduler.admission import (
     Demand,
     footprint_of,
     headroom_blocks,
-    most_admitted,
     required_blocks,
     worst_blocks,
     worst_live,
@@ -20,6 +19,15 @@ SIZE = 16
 
 def options_of(**limits: object) -> EvictionOptions:
     return EvictionOptions(policy="random", **limits)
+
+
+def most_admitted(num_blocks: int, cap: int, full: int, headroom: int) -> int:
+    """How many equal requests run at once in ``num_blocks`` blocks."""
+    count, held = 0, Demand(0, 0)
+    while required_blocks(Demand(cap, full), held, headroom) <= num_blocks:
+        count += 1
+        held = Demand(count * cap, count * full)
+    return count
 
 
 def caps(options: EvictionOptions, prompt: int, length: int) -> tuple[int, int]:

@@ -1,14 +1,15 @@
 """When the planner reclaims, from whom, and what it leaves to running requests."""
 
 from collections import Counter
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from harness.pool import SimplePool
-from harness.tables import SIZE, make_request
+from harness.tables import SIZE, kill, make_request
 from harness.tiny_engine import TinyEngine
 from vtoken.options import EvictionOptions, ReplicaOptions
+from vtoken.plan import RelocationPlan
 from vtoken.planner import MAX_DRAFTS, MOVE_COST, PLAN_COST, Planner
 from vtoken.request import EvictingRequest
 
@@ -131,7 +132,7 @@ def test_a_request_without_a_gain_is_forgotten_until_it_changes() -> None:
     request = add(planner, pool, "a", 18, [0, 4, 8])
     assert names(planner) == []
     assert not planner._dirty and not planner._wasteful
-    request.table.evict_token(12)
+    kill(request.table, 12)
     planner.note(request)
     assert names(planner) == ["a"]
 
@@ -210,7 +211,7 @@ def live_on(planner: Planner, pool: SimplePool, request: EvictingRequest, num_to
     length = pool.length(request.request_id)
     table = request.table
     table.sync_new_tokens(pool.row_from(request.request_id, len(table.block_ids)), length)
-    table.evict_token(length - 1)
+    kill(table, length - 1)
     planner.note(request)
 
 
@@ -290,16 +291,85 @@ def test_only_what_would_copy_gives_dead_blocks_back_before_theta_f(backend: str
     assert names(planner) == []
 
 
-def test_a_drain_plans_everything_with_a_gain_and_then_ends() -> None:
-    planner, pool = make_planner()
-    request = add(planner, pool, "a", 18, [0, 1, 4, 5])
+def test_theta_f_is_compared_with_what_is_dead_now() -> None:
+    """And not with the share of the last tick."""
+    planner, pool = make_planner(reclaim="eager", theta_f=0.3)
+    add(planner, pool, "a", 18, HALF_DEAD)
+    pool.grow("a", 14)  # 8 of 32
+    assert names(planner) == []
+
+
+def test_adaptive_does_not_wait_for_a_tick() -> None:
+    """When half a prompt dies at once the next tick is far, and if its policy has failed there is
+    none: the copy is made in the step in which it is worth it."""
+    planner, pool = make_planner(num_blocks=9000, reclaim="adaptive")
+    request, steps = add(planner, pool, "a", 4002, [*range(0, 4000, 2)]), 0
+    while not names(planner):
+        pool.grow("a", 1)
+        steps += 1
+        planner.step = steps
+    price = MOVE_COST * 2000 + PLAN_COST
+    assert steps == -(-price // 2000) == 5
+    assert request.read_in_vain == 0
+
+
+def test_what_is_read_while_a_plan_is_open_is_nobodys_fault() -> None:
+    engine = TinyEngine(ReplicaOptions(reclaim="eager", theta_f=0), 40, Counter())
+    options = EvictionOptions(policy="random", budget_tokens=16, evict_after_tokens=0)
+    engine.arrive(options, 60)
+    while not engine.reclaimer.stats.plans_committed:
+        engine.step(12, 4)
+        for rank in range(2):
+            engine.hear(rank)
+    (request,) = engine.reclaimer.requests.values()
+    assert request.read_in_vain == 0
+
+
+def test_open_plans_hide_nobody() -> None:
+    planner, pool = make_planner(num_blocks=400, reclaim="eager")
+    requests = [add(planner, pool, f"{i}", 18, HALF_DEAD) for i in range(MAX_DRAFTS + 2)]
+    for request in requests[:MAX_DRAFTS]:
+        request.open_plan = cast(RelocationPlan, "open")
+    assert names(planner) == ["16", "17"]
+
+
+def test_a_drain_plans_everything_with_a_gain() -> None:
+    planner, pool = make_planner(batch_blocks=1)
+    request = add(planner, pool, "a", 98, [*range(0, 96, 2)])
+    add(planner, pool, "b", 18, [0, 1, 4, 5])
     assert names(planner) == []
     planner.drain([request])
-    assert names(planner) == ["a"]
-    planner.settle(num_open_plans=1)
+    ((drained, draft),) = planner.proposals(False)
+    assert drained is request and draft.source_indices.size == 24, "no limit of a step"
     assert planner.draining
-    planner.settle(num_open_plans=0)
-    assert not planner.draining
+    request.open_plan = cast(RelocationPlan, "open")
+    assert names(planner) == []
+    assert planner.draining, "it is not known yet whether there is more"
+
+
+def test_a_drain_ends_while_requests_go_on() -> None:
+    """Tokens die at every tick, so there is always something new to reclaim soon."""
+    engine = TinyEngine(ReplicaOptions(theta_f=0.9, low_water=0), 200, Counter())
+    options = EvictionOptions(
+        policy="random", budget_tokens=16, tick_tokens=1, evict_after_tokens=0, recent=1
+    )
+    for _ in range(4):
+        engine.arrive(options, 60)
+
+    def step() -> None:
+        engine.step(12, 0)
+        for rank in range(2):
+            engine.hear(rank)
+
+    for _ in range(20):
+        step()
+    reclaimer = engine.reclaimer
+    assert not reclaimer.stats.plans_committed
+    reclaimer.reclaim_now()
+    for _ in range(12):
+        step()
+    assert not reclaimer.planner.draining
+    assert len(reclaimer.requests) == 4 and reclaimer.stats.plans_committed >= 4
 
 
 def test_what_can_be_reclaimed_is_the_gain_of_plans_without_limits() -> None:

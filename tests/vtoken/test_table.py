@@ -76,12 +76,6 @@ def test_a_dead_block_lies_before_the_tail() -> None:
     assert not TokenTable(SIZE).has_dead_block
 
 
-@pytest.mark.parametrize("position", [1, 8, -1])
-def test_only_a_live_token_can_die(position: int) -> None:
-    with pytest.raises(PlanError, match=f"position {position} is not live"):
-        make_table(8, dead=[1]).evict_token(position)
-
-
 def test_moves_replace_whole_blocks_where_the_first_source_was() -> None:
     request = make_request(19, dead=[4, 5, 6, 8, 9, 11])
     table = request.table
