@@ -76,12 +76,11 @@ def keeps_old_tables(stock: Callable[..., Any]) -> Callable[..., Any]:
 def moves_the_tail(stock: Callable[..., Any]) -> Callable[..., Any]:
     """A planner that takes the partial block for a full one."""
 
-    def attempt(self: Planner, backend: Any, request: Any, limits: Any) -> Any:
-        stock(self, backend, request, limits)
-        live, movable = request.table.block_live, self.port.private(request.request_id)
-        return backend(live, movable[: live.size], self.block_size, limits)
+    def look_at(self: Planner, request: Any) -> Any:
+        stock(self, request)
+        return self.port.private(request.request_id)[: request.table.block_live.size]
 
-    return attempt
+    return look_at
 
 
 def overwrites_live_tokens(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -106,7 +105,7 @@ PLANTED = [
     (RelocationPlan, "moves", moves_too_little),
     (TokenTable, "apply_moves", splices_at_the_end),
     (Shard, "start", keeps_old_tables),
-    (Planner, "_try", moves_the_tail),
+    (Planner, "_look_at", moves_the_tail),
 ]
 
 
