@@ -41,20 +41,23 @@ def arrange_free_blocks(engine: Engine, shuffled: bool, seed: int) -> None:
     queue.append_n(blocks)
 
 
-def decode(
-    engine: Engine, concurrency: int, prompt: int, seed: int, shuffled: bool
-) -> dict[str, Any]:
-    """Times and kernels of decoding steps once every prompt is in."""
-    arrange_free_blocks(engine, shuffled, seed)
+def prefill(engine: Engine, load: Load) -> dict[str, Any]:
+    """Send all requests of a load and step until every prompt is in."""
     step, scheduler = engine.llm.llm_engine.step, engine.scheduler
-    for i in range(concurrency):
-        engine.send(engine.text(seed * 100 + i, prompt), OUTPUT, {})
+    for i in range(load.num_requests):
+        tokens = engine.text(load.seed * 100 + i, load.prompt_tokens)
+        engine.send(tokens, load.output_tokens, load.options)
     begin, chunks = time.perf_counter(), 0
     while scheduler.waiting or any(request.is_prefill_chunk for request in scheduler.running):
         step()
         chunks += 1
-    prefill = time.perf_counter() - begin
-    for _ in range(BEFORE):
+    return {"prefill_s": time.perf_counter() - begin, "prefill_steps": chunks}
+
+
+def look(engine: Engine, before: int) -> dict[str, Any]:
+    """Times and kernels of decoding steps, after so many others."""
+    step = engine.llm.llm_engine.step
+    for _ in range(before):
         step()
     times = [time.perf_counter()]
     for _ in range(TIMED):
@@ -62,17 +65,21 @@ def decode(
         times.append(time.perf_counter())
     held = [row["blocks"] * BLOCK_SIZE for row in engine.rows()]
     kernels = traced(engine, TRACED)
-    engine.drop_all()
     return {
-        "concurrency": concurrency,
-        "prefill_s": prefill,
-        "prefill_steps": chunks,
+        "concurrency": len(held),
         "tokens_held": float(np.mean(held)),
         "step_ms": (times[-1] - times[0]) / TIMED * 1e3,
         "step_p50_ms": float(np.median(np.diff(times))) * 1e3,
         "busy_us": {name: us / TRACED for name, us in busy_us(kernels).items()},
         "idle_us": {pair: us / TRACED for pair, us in idle_us(kernels).items()},
     }
+
+
+def decode(engine: Engine, load: Load, shuffled: bool) -> dict[str, Any]:
+    arrange_free_blocks(engine, shuffled, load.seed)
+    row = prefill(engine, load) | look(engine, BEFORE)
+    engine.drop_all()
+    return row
 
 
 def measure(
@@ -84,7 +91,8 @@ def measure(
             prompt, seed = PROMPT, number * 50 + concurrency
             for name in ARMS:
                 arm, _, shuffled = name.partition(", ")
-                row = processes[arm].call(decode, concurrency, prompt, seed, bool(shuffled))
+                load = Load(concurrency, prompt, OUTPUT, seed=seed)
+                row = processes[arm].call(decode, load, bool(shuffled))
                 rows.append({"round": number, "arm": name, **row})
                 print(short(rows[-1]), flush=True)
                 if arm == "vtoken":
