@@ -48,7 +48,8 @@ def main() -> None:
         config["lengths"] = arguments.lengths
     summary, rows = run(model, **config)
     config["model"] = model.name
-    name = "-".join([arguments.part, *policies, *(f"{100 * ratio:g}" for ratio in ratios)])
+    parts = [arguments.part, *map(str, config.get("lengths", ())), *policies]
+    name = "-".join([*parts, *(f"{100 * ratio:g}" for ratio in ratios)])
     publish("quality", Part(config, summary, rows, name))
 
 
