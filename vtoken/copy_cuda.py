@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copy engine for K/V tensors on a CUDA device: one kernel launch for all layers and all plans.
 
-Copies run on a stream of their own, after the forward that may have written their sources, while
-the main stream goes on. Out of place, so no copy reads what another one writes.
+Copies run on the main stream, behind the forward that may have written their sources: kernels on
+a second one slow down every CUDA graph of the process for good (docs/decisions/0011). The host
+waits for nothing. Out of place, so no copy reads what another one writes.
 
 Shape letters: B blocks, H kv heads, S tokens a block, D head size, N moved tokens, L layers.
 """
@@ -21,7 +22,7 @@ from vtoken.plan import RelocationPlan
 
 Int64s = npt.NDArray[np.int64]
 # Programs of a launch on each multiprocessor: enough to keep the memory busy. More would wait in
-# line, and what the main stream starts next, however small, behind them for the whole copy.
+# line, and what another stream starts, however small, behind them for the whole copy.
 PROGRAMS_PER_SM = 8
 
 
@@ -72,7 +73,8 @@ class CudaCopyEngine:
             in one run of 2D elements; any strides between heads, slots and blocks.
 
     Attributes:
-        stream: the migration stream.
+        stream: where copies run. Any stream is correct: they wait for the forward before them, and
+            ``wait`` makes the main stream wait for them.
 
     Raises:
         UnsupportedError: the caches differ in layout, or a run is not made of 64-bit words.
@@ -91,7 +93,7 @@ class CudaCopyEngine:
         self._addresses = torch.from_numpy(addresses).to(first.device)
         num_sms = torch.cuda.get_device_properties(first.device).multi_processor_count
         self._programs = max(1, PROGRAMS_PER_SM * num_sms // len(kv_caches))
-        self.stream = torch.cuda.Stream(first.device)
+        self.stream = torch.cuda.current_stream(first.device)  # vLLM runs its forwards on it
         self._done: dict[int, torch.cuda.Event] = {}
         # Compile now, not at the first reclaim: one slot of vLLM's null block onto itself.
         self._copy(np.zeros((2, 1), np.int64))
