@@ -5,9 +5,11 @@
 
 A graph of dependent kernels is replayed again and again; in between some kernels run elsewhere, and
 have ended before the next replay. What they do to it stays for as long as the process, so every
-kind of elsewhere gets a new one. ``same``, the control, launches them on the graph's own stream.
+kind of elsewhere gets a new one. ``same``, the control, launches them on the graph's own stream,
+which is the default stream except for ``graph on a third``.
 """
 
+import ctypes
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
@@ -17,7 +19,14 @@ from benchmarks.results import Part, spread
 
 NODES, WIDTH = 300, 4096
 REPLAYS = 20
-KINDS = ("same", "second", "second, high priority", "second, transfers only")
+KINDS = (
+    "same",
+    "second",
+    "second, high priority",
+    "second, blocking",
+    "second, transfers only",
+    "second, graph on a third",
+)
 LAUNCHED = (0, 1, 16, 64, 256, 1024, 4096)
 
 
@@ -40,12 +49,12 @@ def look(kind: str) -> list[dict[str, Any]]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         forward()
-    main = torch.cuda.current_stream()
-    priority = -1 if "high" in kind else 0
-    second = torch.cuda.Stream(priority=priority)  # type: ignore[no-untyped-call]
+    if "third" in kind:
+        torch.cuda.set_stream(torch.cuda.Stream())  # type: ignore[no-untyped-call]
+    elsewhere = torch.cuda.current_stream() if kind == "same" else _second(kind)
     rows, before = [], 0
     for count in LAUNCHED:
-        with torch.cuda.stream(main if kind == "same" else second):
+        with torch.cuda.stream(elsewhere):
             for _ in range(count - before):
                 if "transfers" in kind:
                     other.copy_(host, non_blocking=True)
@@ -55,6 +64,17 @@ def look(kind: str) -> list[dict[str, Any]]:
         before = count
         rows.append({"kind": kind, "launched": count, "us_per_node": _us_per_node(graph)})
     return rows
+
+
+def _second(kind: str) -> Any:
+    import torch
+
+    if "blocking" in kind:  # towards the default stream; torch's own streams are not
+        handle = ctypes.c_void_p()
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        torch.cuda.check_error(runtime.cudaStreamCreate(ctypes.addressof(handle)))
+        return torch.cuda.ExternalStream(handle.value)  # type: ignore[no-untyped-call]
+    return torch.cuda.Stream(priority=-1 if "high" in kind else 0)  # type: ignore[no-untyped-call]
 
 
 def _us_per_node(graph: Any) -> float:
