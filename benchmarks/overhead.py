@@ -11,7 +11,7 @@ hooks: stock vLLM against our engine with nothing evicted, closed loop of C requ
 same at 48 with H2O: measured and scored at each tick, half of the tokens dead, and nothing
 reclaimed, since memory is ample: all of its cost and none of its gain. ample: memory for
 everything, 64 requests at a time of 1,024 + 1,024 tokens, budget 512. async: the same with many
-reclaims (theta_f 0.05), copies beside the forward against copies that the host waits for (the
+reclaims (theta_f 0.05), copies that the host only issues against copies that it waits for (the
 paper's Figure 11) and against reclaiming in place, and how long the device waits at commits.
 copies: bandwidth of the copy engine on an idle device (bytes read and written) against a plain
 copy's.

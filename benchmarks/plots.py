@@ -8,6 +8,8 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
+from benchmarks.kernels import is_copy
+
 COLOURS = {"stock": "#7f7f7f", "naive": "#d98c3f", "vtoken": "#2a6fbb", "unlimited": "#b5b5b5"}
 Result = Mapping[str, Any]
 
@@ -108,14 +110,12 @@ def sla(axes: Axes, result: Result) -> None:
 
 
 def profile(axes: Axes, result: Result) -> None:
-    """One bar per kernel, the copies' stream above the main stream."""
-    rows = result["rows"]
-    (copying,) = {row["stream"] for row in rows if "_copy_tokens" in row["name"]}
-    for row in rows:
-        above = row["stream"] == copying
-        colour = "#d98c3f" if "_copy_tokens" in row["name"] else "#2a6fbb"
-        axes.barh(int(above), row["length_us"], left=row["start_us"], height=0.6, color=colour)
-    axes.set_yticks([0, 1], ["main stream", "migration stream"])
+    """One bar per kernel, copies above all else."""
+    for row in result["rows"]:
+        copies = is_copy(row)
+        colour = "#d98c3f" if copies else "#2a6fbb"
+        axes.barh(int(copies), row["length_us"], left=row["start_us"], height=0.6, color=colour)
+    axes.set_yticks([0, 1], ["forward", "copies"])
     axes.set_xlabel("microseconds from the beginning of the copy")
 
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the device does while a plan is copied: kernels of both streams, from torch's profiler.
+"""What the device does while a plan is copied: every kernel, from torch's profiler.
 
     python -m benchmarks.profile_step
 
 64 requests decode with a budget of 512 and theta_f 0.05, so that plans of some hundred tokens are
-under way all the time. The rows are the kernels around the longest copy; the summary says which
-share of the copies' time the main stream was busy too.
+under way all the time. The rows are the kernels around the longest copy. The summary says which
+share of the copies' time another stream was busy too (0 if they run on the stream of the forward),
+and which share of the whole time the copies took.
 """
 
 from typing import Any
@@ -55,6 +56,13 @@ def overlap(found: list[dict[str, Any]]) -> float:
     return covered / sum(copy["length_us"] for copy in copies)
 
 
+def share_of_copies(found: list[dict[str, Any]]) -> float:
+    """Of the time from the first kernel's start to the last one's end."""
+    end = max(k["start_us"] + k["length_us"] for k in found)
+    copied: float = sum(k["length_us"] for k in found if is_copy(k))
+    return copied / (end - found[0]["start_us"])
+
+
 def main() -> None:
     arguments = parser(__doc__, SHAPE).parse_args()
     engine = engine_arguments(9000, max_model_len=4096, max_num_seqs=64)
@@ -70,6 +78,7 @@ def main() -> None:
     ]
     summary = {
         "overlap_share": spread([overlap(run) for run in runs]),
+        "copy_share": spread([share_of_copies(run) for run in runs]),
         "longest_copy_us": spread([max(k["length_us"] for k in found) for found in copies]),
     }
     config = {"shape": arguments.shape, "requests": REQUESTS, "prompt": PROMPT}

@@ -4,7 +4,7 @@
 from typing import Any
 
 from benchmarks.kernels import busy_us, idle_us, kind
-from benchmarks.profile_step import overlap
+from benchmarks.profile_step import overlap, share_of_copies
 
 # Names as torch's profiler gave them on an H200.
 FLASH = "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<"
@@ -49,3 +49,8 @@ def test_a_copy_overlaps_with_what_other_streams_do_meanwhile() -> None:
     others = [kernel("nvjet_a", 90, 20), kernel("nvjet_b", 105, 10), kernel("nvjet_c", 130, 90)]
     assert overlap([copy, *others]) == (15 + 10) / 40
     assert overlap([copy]) == 0
+
+
+def test_the_share_of_copies_is_of_the_time_from_the_first_start_to_the_last_end() -> None:
+    copies = [kernel("_copy_tokens", 10, 4), kernel("_copy_tokens", 20, 1)]
+    assert share_of_copies([kernel("nvjet_a", 0, 50), *copies, kernel("nvjet_b", 5, 10)]) == 5 / 50
