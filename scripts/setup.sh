@@ -14,7 +14,8 @@ VENV=${VTOKEN_VENV:-.venv}
 EXTRA=${VTOKEN_EXTRA:-cpu}
 TORCH_INDEX=${VTOKEN_TORCH_INDEX:-https://download.pytorch.org/whl/cpu}
 TORCH=$(sed -n 's/^cpu = .*"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
-STEPS=(create_venv install_torch install_project drop_unusable check_imports)
+PIP=$(sed -n 's/^  "\(pip>=[^"]*\)".*/\1/p' pyproject.toml)
+STEPS=(create_venv update_pip install_torch install_project drop_unusable check_imports)
 
 stop() {
   echo "setup: FAILED: $1" >&2
@@ -29,6 +30,12 @@ create_venv() {
   [ ! -e "$VENV/.stamp-$other" ] || stop "$VENV was set up for $other; delete it to set up $EXTRA"
   command -v python3.11 >/dev/null || stop "python3.11 is not on the PATH; install Python 3.11 first"
   python3.11 -m venv "$VENV" || stop "python3.11 could not create $VENV; is its venv module installed?"
+}
+
+# Python brings an older one, for which a download that breaks off has a wrong hash and is the end.
+update_pip() {
+  [ -n "$PIP" ] || stop "pyproject.toml does not say which pip it needs"
+  "$VENV/bin/python" -m pip install "$PIP" || stop "the configured index does not give $PIP"
 }
 
 # vLLM's CPU build needs the CPU build of torch, which not every index offers: the local version

