@@ -6,16 +6,12 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 VENV=.venv-kvpress
 KVPRESS=kvpress==0.5.5
-TORCH_INDEX=${VTOKEN_TORCH_INDEX:-https://download.pytorch.org/whl/cpu}
 WORK=$(mktemp -d)
 trap 'rm -rf "$WORK"' EXIT
 
 if [ ! -e "$VENV/.stamp" ]; then
   rm -rf "$VENV"
-  python3.11 -m venv "$VENV"
-  torch=$(sed -n 's/^cpu = .*"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
-  "$VENV/bin/python" -m pip install "$torch" ||
-    "$VENV/bin/python" -m pip install --no-deps --index-url "$TORCH_INDEX" "$torch"
+  VTOKEN_VENV=$VENV VTOKEN_EXTRA=cpu scripts/setup.sh create_venv update_pip install_torch
   "$VENV/bin/python" -m pip install "$KVPRESS" pyarrow
   touch "$VENV/.stamp"
 fi
