@@ -134,7 +134,7 @@ class Admission:
                 chunk = self.chunk(request) or known
                 tokens = min(known, request.num_computed_tokens + steps * chunk) + steps
             resident = tokens - shifts.get(request_id, 0)
-            total += max(0, blocks_for(resident, size) - len(rows[request_id]))
+            total += max(0, -(-resident // size) - len(rows[request_id]))
         return total
 
     def surplus(self, request_id: str) -> int:
